@@ -1,0 +1,1 @@
+"""Experiment drivers: one file per method, run with `python -m experiments`."""

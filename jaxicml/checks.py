@@ -1,0 +1,219 @@
+"""Argument checks: `check_*` speak before tracing, `guard_*` inside a compiled program.
+
+Every error of the library is worded here. A `check_*` raises `ValueError` that names the argument,
+what was expected and what came. It looks only at what is known: shapes always, values when the
+array is concrete; a tracer is let through, and what depends on its values is then a field of the
+result (`converged`, NaN), never an exception in the middle of a compiled program.
+"""
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array
+
+__all__ = [
+    "check_binary",
+    "check_choice",
+    "check_finite",
+    "check_integer",
+    "check_known",
+    "check_open_unit",
+    "check_positive",
+    "check_range",
+    "check_row_stochastic",
+    "check_same_length",
+    "check_shape",
+    "guard_finite",
+    "is_traced",
+]
+
+
+def _concrete(value) -> np.ndarray | None:
+    """The value as NumPy, or None when it is being traced."""
+    return None if isinstance(value, Tracer) else np.asarray(value)
+
+
+def _rows(mask: np.ndarray, limit: int = 5) -> str:
+    rows = np.unique(np.nonzero(mask)[0]) if mask.ndim else np.array([0])
+    shown = ", ".join(str(row) for row in rows[:limit])
+    return shown + (f" and {len(rows) - limit} more" if len(rows) > limit else "")
+
+
+def check_shape(name: str, value, shape: Sequence[int | None]) -> None:
+    """Checks a shape; None stands for any size.
+
+    Raises:
+        ValueError: the shape differs.
+    """
+    got = np.shape(value)
+    if len(got) != len(shape) or any(
+        w is not None and w != g for w, g in zip(shape, got, strict=True)
+    ):
+        want = "(" + ", ".join("any" if w is None else str(w) for w in shape) + ")"
+        raise ValueError(f"{name}: expected shape {want}, got {tuple(got)}")
+
+
+def check_same_length(**arrays) -> None:
+    """Checks that arrays agree in their first dimension.
+
+    Raises:
+        ValueError: two of them differ, or one has no dimension.
+    """
+    lengths = {}
+    for name, value in arrays.items():
+        shape = np.shape(value)
+        if not shape:
+            raise ValueError(f"{name}: expected at least one dimension, got a scalar")
+        lengths[name] = shape[0]
+    if len(set(lengths.values())) > 1:
+        got = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise ValueError(f"{next(iter(arrays))}: expected equal numbers of rows, got {got}")
+
+
+def check_finite(name: str, value) -> None:
+    """Checks for NaN and infinities.
+
+    Raises:
+        ValueError: there are some; their first rows are named.
+    """
+    known = _concrete(value)
+    if known is not None and not np.isfinite(known).all():
+        bad = ~np.isfinite(known)
+        raise ValueError(
+            f"{name}: expected finite values, got {int(bad.sum())} NaN or infinite (rows {_rows(bad)})"
+        )
+
+
+def check_binary(name: str, value) -> None:
+    """Checks that every entry is 0 or 1 and that both occur.
+
+    Raises:
+        ValueError: another value, or only one of the two.
+    """
+    known = _concrete(value)
+    if known is None:
+        return
+    bad = ~np.isin(known, (0, 1))
+    if bad.any():
+        seen = ", ".join(str(v) for v in np.unique(known[bad])[:3])
+        raise ValueError(f"{name}: expected only 0 and 1, got {seen} (rows {_rows(bad)})")
+    if known.size and known.min() == known.max():
+        raise ValueError(
+            f"{name}: expected both arms, got only {int(known.flat[0])} (one arm is empty)"
+        )
+    if not known.size:
+        raise ValueError(f"{name}: expected at least one row, got none")
+
+
+def check_positive(name: str, value) -> None:
+    """Checks that a number, or every entry, is finite and above zero.
+
+    Raises:
+        ValueError: it is not.
+    """
+    known = _concrete(value)
+    if known is not None and not (np.isfinite(known) & (known > 0)).all():
+        raise ValueError(f"{name}: expected a finite number above 0, got {_short(known)}")
+
+
+def check_open_unit(name: str, value) -> None:
+    """Checks that a number, or every entry, lies strictly between 0 and 1.
+
+    Raises:
+        ValueError: it does not.
+    """
+    known = _concrete(value)
+    if known is not None and not ((known > 0) & (known < 1)).all():
+        raise ValueError(f"{name}: expected values strictly between 0 and 1, got {_short(known)}")
+
+
+def check_range(name: str, value, low: float, high: float) -> None:
+    """Checks low <= value <= high for a number or every entry.
+
+    Raises:
+        ValueError: it lies outside.
+    """
+    known = _concrete(value)
+    if known is not None and not ((known >= low) & (known <= high)).all():
+        raise ValueError(f"{name}: expected values in [{low}, {high}], got {_short(known)}")
+
+
+def check_integer(name: str, value: int, *, low: int, high: int | None = None) -> None:
+    """Checks a static whole number.
+
+    Raises:
+        ValueError: it is no integer or lies outside [low, high].
+    """
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not whole or value < low or (high is not None and value > high):
+        upper = "" if high is None else f" and at most {high}"
+        raise ValueError(f"{name}: expected a whole number of at least {low}{upper}, got {value!r}")
+
+
+def check_choice(name: str, value, choices: Iterable) -> None:
+    """Checks that a static option is one of those that exist.
+
+    Raises:
+        ValueError: it is not.
+    """
+    options = list(choices)
+    if value not in options:
+        raise ValueError(f"{name}: expected one of {options}, got {value!r}")
+
+
+def check_known(name: str, value: str, known: Iterable[str]) -> None:
+    """Checks a name against those that exist and suggests the nearest.
+
+    Raises:
+        ValueError: it is unknown.
+    """
+    names = [str(k) for k in known]
+    if value in names:
+        return
+    near = difflib.get_close_matches(value, names, n=1, cutoff=0.4)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+    raise ValueError(f"{name}: expected one of {shown}, got {value!r}{hint}")
+
+
+def check_row_stochastic(name: str, value, *, atol: float = 1e-6) -> None:
+    """Checks that rows are non-negative and sum to one.
+
+    Raises:
+        ValueError: a negative weight, or a row whose sum differs from 1 by more than `atol`.
+    """
+    known = _concrete(value)
+    if known is None:
+        return
+    if (known < 0).any():
+        raise ValueError(
+            f"{name}: expected non-negative weights, got {known.min():.3g} (rows {_rows(known < 0)})"
+        )
+    # float32 sums of a few thousand weights are off by more than 1e-6
+    off = np.abs(known.sum(-1, dtype=np.float64) - 1) > max(atol, 4 * np.finfo(known.dtype).eps)
+    if off.any():
+        worst = known.sum(-1, dtype=np.float64)[off].flat[0]
+        raise ValueError(
+            f"{name}: expected rows that sum to 1, got a sum of {worst:.6g} (rows {_rows(off)})"
+        )
+
+
+def guard_finite(name: str, value: Array) -> Array:
+    """Returns `value`; a compiled program that meets NaN or infinity in it stops with an error."""
+    return eqx.error_if(value, ~jnp.isfinite(value).all(), f"{name}: expected finite values")
+
+
+def _short(known: np.ndarray) -> str:
+    if known.ndim == 0:
+        return repr(known.item())
+    return f"values from {known.min():.4g} to {known.max():.4g}" if known.size else "no values"
+
+
+def is_traced(*values) -> bool:
+    """Whether any of the values is a tracer (its numbers are not known yet)."""
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(values))

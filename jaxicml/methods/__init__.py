@@ -1,0 +1,1 @@
+"""The methods, one folder per paper. Import the one you need."""

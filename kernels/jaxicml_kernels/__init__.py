@@ -1,0 +1,1 @@
+"""Pallas kernels of jaxicml, each with its XLA reference. Imports jax only."""

@@ -1,0 +1,37 @@
+"""Settings of the whole suite: two CPU devices, a compilation cache, fixtures."""
+
+import os
+import pathlib
+
+import hypothesis
+import jax
+import jaxtyping
+import pytest
+
+jax.config.update("jax_num_cpu_devices", 2)
+
+if os.environ.get("JAXICML_TEST_CACHE", "1") != "0":
+    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
+    jax.config.update("jax_compilation_cache_dir", str(cache / "jaxicml" / "test-xla"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+hypothesis.settings.register_profile(
+    "jaxicml", deadline=None, max_examples=25, derandomize=True, database=None
+)
+hypothesis.settings.load_profile("jaxicml")
+
+
+@pytest.fixture
+def x64():
+    """Runs a test in float64, as a front door would."""
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture
+def as_user():
+    """Switches the suite's type checks off, so that a test sees the error that a user sees."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
