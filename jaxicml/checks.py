@@ -85,7 +85,8 @@ def check_finite(name: str, value) -> None:
     if known is not None and not np.isfinite(known).all():
         bad = ~np.isfinite(known)
         raise ValueError(
-            f"{name}: expected finite values, got {int(bad.sum())} NaN or infinite (rows {_rows(bad)})"
+            f"{name}: expected finite values, got {int(bad.sum())} NaN or infinite "
+            f"(rows {_rows(bad)})"
         )
 
 
@@ -192,7 +193,8 @@ def check_row_stochastic(name: str, value, *, atol: float = 1e-6) -> None:
         return
     if (known < 0).any():
         raise ValueError(
-            f"{name}: expected non-negative weights, got {known.min():.3g} (rows {_rows(known < 0)})"
+            f"{name}: expected non-negative weights, got {known.min():.3g} "
+            f"(rows {_rows(known < 0)})"
         )
     # float32 sums of a few thousand weights are off by more than 1e-6
     off = np.abs(known.sum(-1, dtype=np.float64) - 1) > max(atol, 4 * np.finfo(known.dtype).eps)
