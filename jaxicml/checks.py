@@ -19,9 +19,11 @@ from jaxtyping import Array
 __all__ = [
     "check_binary",
     "check_choice",
+    "check_distinct",
     "check_finite",
     "check_integer",
     "check_known",
+    "check_min_rows",
     "check_open_unit",
     "check_positive",
     "check_range",
@@ -219,3 +221,27 @@ def _short(known: np.ndarray) -> str:
 def is_traced(*values) -> bool:
     """Whether any of the values is a tracer (its numbers are not known yet)."""
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(values))
+
+
+def check_min_rows(name: str, value, least: int) -> None:
+    """Checks that an array has at least `least` rows.
+
+    Raises:
+        ValueError: it has fewer, or is a scalar.
+    """
+    shape = np.shape(value)
+    if not shape or shape[0] < least:
+        got = f"{shape[0]}" if shape else "a scalar"
+        raise ValueError(f"{name}: expected at least {least} rows, got {got}")
+
+
+def check_distinct(name: str, value) -> None:
+    """Checks that no value of a vector occurs twice.
+
+    Raises:
+        ValueError: one does.
+    """
+    known = _concrete(value)
+    if known is not None and len(np.unique(known)) < known.size:
+        values, counts = np.unique(known, return_counts=True)
+        raise ValueError(f"{name}: expected distinct values, got {values[counts > 1][0]:g} twice")

@@ -1,0 +1,139 @@
+"""Small networks of the nuisance models and how they are fitted.
+
+A network here is a pytree of arrays and nothing else, so that fits can be mapped over seeds,
+folds and replications with plain `jax.vmap`.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int
+
+from jaxicml.types import Key, Scalar
+
+__all__ = ["MLP", "Fit", "Standardiser", "fit_by_validation", "split_weights"]
+
+Parameters = TypeVar("Parameters")
+
+
+class MLP(eqx.Module):
+    """Multi-layer perceptron with tanh between its layers; the last starts at zero.
+
+    Acts on the last dimension and broadcasts over all others.
+    """
+
+    weights: tuple[Float[Array, "..."], ...]
+    biases: tuple[Float[Array, "..."], ...]
+
+    def __init__(self, sizes: tuple[int, ...], *, key: Key, dtype):
+        """Layers of the given sizes, input first."""
+        pairs = list(zip(sizes[:-1], sizes[1:], strict=True))
+        # variance 1/fan-in keeps tanh in its linear part; inputs are standardised
+        draw = lambda k, pair: jax.random.normal(k, pair, dtype) / math.sqrt(pair[0])
+        hidden = [draw(k, p) for k, p in zip(jax.random.split(key, len(pairs)), pairs, strict=True)]
+        self.weights = (*hidden[:-1], jnp.zeros(pairs[-1], dtype))
+        self.biases = tuple(jnp.zeros(size, dtype) for size in sizes[1:])
+
+    def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Returns the output for inputs along the last dimension."""
+        layers = list(zip(self.weights, self.biases, strict=True))
+        for weight, bias in layers[:-1]:
+            x = jnp.tanh(x @ weight + bias)
+        return x @ layers[-1][0] + layers[-1][1]
+
+
+class Standardiser(eqx.Module):
+    """Subtracts a mean and divides by a scale, column by column."""
+
+    mean: Float[Array, " d"]
+    scale: Float[Array, " d"]
+
+    @classmethod
+    def of(cls, values: Float[Array, "n d"], weights: Float[Array, " n"] | None = None):
+        """Weighted mean and standard deviation; a constant column keeps its unit."""
+        n = values.shape[0]
+        weights = jnp.full(n, 1 / n, values.dtype) if weights is None else weights
+        mean = weights @ values
+        variance = weights @ (values - mean) ** 2
+        # the rounding of a large constant column must not become its scale
+        tiny = (8 * jnp.finfo(values.dtype).eps * jnp.abs(mean)) ** 2
+        varies = variance > tiny
+        return cls(mean, jnp.where(varies, jnp.sqrt(jnp.where(varies, variance, 1)), 1))
+
+    def __call__(self, values: Float[Array, "... d"]) -> Float[Array, "... d"]:
+        """Returns the standardised values."""
+        return (values - self.mean) / self.scale
+
+    def undo(self, values: Float[Array, "... d"]) -> Float[Array, "... d"]:
+        """Returns values in their own units."""
+        return values * self.scale + self.mean
+
+
+class Fit(NamedTuple):
+    """Parameters with the smallest validation loss, and how the losses went."""
+
+    parameters: object
+    training: Float[Array, " steps"]
+    validation: Float[Array, " steps"]
+    step: Int[Array, ""]
+    """Index of the step whose parameters were kept."""
+
+
+def split_weights(
+    key: Key, mask: Float[Array, " n"], validation: Scalar
+) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    """Random split of the rows in a mask into training and validation weights, each summing to 1.
+
+    Both parts keep at least one row as long as the mask has two.
+    """
+    count = mask.sum()
+    held_out = jnp.clip(jnp.round(validation * count), 1, jnp.maximum(count - 1, 1))
+    scores = jnp.where(mask > 0, jax.random.uniform(key, mask.shape), jnp.inf)
+    rank = jnp.argsort(jnp.argsort(scores))
+    outside = (mask > 0) & (rank < held_out)
+    inside = (mask > 0) & ~outside
+    normalise = lambda rows: rows.astype(mask.dtype) / rows.sum().astype(mask.dtype)
+    return normalise(inside), normalise(outside)
+
+
+def fit_by_validation(
+    parameters: Parameters,
+    losses: Callable[[Parameters], tuple[Array, Array]],
+    optimizer: optax.GradientTransformation,
+    *,
+    steps: int,
+) -> Fit:
+    """Descends the training loss in one scan and keeps the best parameters by validation loss.
+
+    Args:
+        parameters: arrays to fit.
+        losses: maps parameters to (training loss, validation loss), both from one evaluation.
+        optimizer: an optax transformation.
+        steps: how many updates.
+
+    Returns:
+        The parameters after the best step. A loss that turns NaN never wins.
+    """
+
+    def step(carry, _):
+        current, state, best, best_loss = carry
+        (training, validation), gradient = jax.value_and_grad(losses, has_aux=True)(current)
+        better = validation < best_loss
+        best = jax.tree.map(lambda new, old: jnp.where(better, new, old), current, best)
+        update, state = optimizer.update(gradient, state, current)
+        carry = (
+            optax.apply_updates(current, update),
+            state,
+            best,
+            jnp.where(better, validation, best_loss),
+        )
+        return carry, (training, validation)
+
+    start = (parameters, optimizer.init(parameters), parameters, jnp.inf)
+    (_, _, best, _), (training, validation) = jax.lax.scan(step, start, length=steps)
+    return Fit(best, training, validation, jnp.nanargmin(validation))
