@@ -39,6 +39,7 @@ __all__ = [
     "Influence",
     "design",
     "first_order_eif",
+    "first_order_from_witnesses",
     "hadamard_kernel",
     "influence",
     "second_order_eif",
@@ -166,16 +167,30 @@ def _first_order(fixed: Design, epsilon, tol, max_iter):
     everywhere = functools.partial(ot.extend_potential, cost=to_atoms, epsilon=epsilon)
     centred1 = everywhere(cross.g, fixed.p0) - everywhere(own1.f, fixed.p1)
     centred0 = everywhere(cross.f, fixed.p1) - everywhere(own0.f, fixed.p0)
-    mean1, mean0 = fixed.weights1 @ centred1[n:], fixed.weights0 @ centred0[n:]
+    eif1 = first_order_from_witnesses(fixed, centred1, centred0)
+    error = jnp.maximum(cross.error, jnp.maximum(own1.error, own0.error))
+    return plugin, jax.lax.stop_gradient(eif1), error
+
+
+def first_order_from_witnesses(
+    fixed: Design, witness1: Float[Array, " z"], witness0: Float[Array, " z"]
+) -> Float[Array, " n"]:
+    """Efficient influence function of a discrepancy D(P₁, P₀) from its two first derivatives.
+
+    Args:
+        fixed: points, weights and signed rows.
+        witness1: derivative υ₁ of D in its first argument, over z = [outcomes; atoms].
+        witness0: derivative υ₀ in its second argument.
+    """
+    n = fixed.rows.shape[0]
+    mean1, mean0 = fixed.weights1 @ witness1[n:], fixed.weights0 @ witness0[n:]
     regression = mean1 + mean0
-    eif1 = (
-        fixed.treated * (centred1[:n] - mean1)
-        + fixed.control * (centred0[:n] - mean0)
+    return (
+        fixed.treated * (witness1[:n] - mean1)
+        + fixed.control * (witness0[:n] - mean0)
         + regression
         - regression.mean()
     )
-    error = jnp.maximum(cross.error, jnp.maximum(own1.error, own0.error))
-    return plugin, jax.lax.stop_gradient(eif1), error
 
 
 def _second_order(fixed: Design, epsilon, reference, tol, max_iter):

@@ -192,6 +192,12 @@ def select_bandwidth(
     if not checks.is_traced(a):
         for arm in (0, 1):
             checks.check_min_rows(f"a == {arm}", np.flatnonzero(np.asarray(a) == arm), 2)
+    scores = _leave_one_out_scores(x, a, y, bandwidths.astype(x.dtype))
+    return BandwidthChoice(bandwidths[jnp.argmin(scores)], scores)
+
+
+@jax.jit
+def _leave_one_out_scores(x: Array, a: Array, y: Array, bandwidths: Array) -> Array:
     cost = half_squared_cost(x, x)
     # differences, not a matmul: equal outcomes must be at distance exactly zero
     distance = jnp.sqrt(jnp.square(y[:, None] - y[None]).sum(-1))
@@ -199,10 +205,9 @@ def select_bandwidth(
 
     def score(bandwidth):
         weights = _normalised(-cost / bandwidth**2, others, y.dtype)
-        return ((weights * distance) - (weights @ distance) * weights / 2).sum(1).mean()
+        return (weights * distance - (weights @ distance) * weights / 2).sum(1).mean()
 
-    scores = jax.lax.map(score, bandwidths.astype(x.dtype))
-    return BandwidthChoice(bandwidths[jnp.argmin(scores)], scores)
+    return jax.lax.map(score, bandwidths)
 
 
 def check_sample(x, a, y) -> None:

@@ -4,21 +4,20 @@ A network here is a pytree of arrays and nothing else, so that fits can be mappe
 folds and replications with plain `jax.vmap`.
 """
 
+import itertools
 import math
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxicml.types import Key, Scalar
 
 __all__ = ["MLP", "Fit", "Standardiser", "fit_by_validation", "split_weights"]
-
-Parameters = TypeVar("Parameters")
 
 
 class MLP(eqx.Module):
@@ -32,7 +31,7 @@ class MLP(eqx.Module):
 
     def __init__(self, sizes: tuple[int, ...], *, key: Key, dtype):
         """Layers of the given sizes, input first."""
-        pairs = list(zip(sizes[:-1], sizes[1:], strict=True))
+        pairs = list(itertools.pairwise(sizes))
         # variance 1/fan-in keeps tanh in its linear part; inputs are standardised
         draw = lambda k, pair: jax.random.normal(k, pair, dtype) / math.sqrt(pair[0])
         hidden = [draw(k, p) for k, p in zip(jax.random.split(key, len(pairs)), pairs, strict=True)]
@@ -77,7 +76,7 @@ class Standardiser(eqx.Module):
 class Fit(NamedTuple):
     """Parameters with the smallest validation loss, and how the losses went."""
 
-    parameters: object
+    parameters: Any
     training: Float[Array, " steps"]
     validation: Float[Array, " steps"]
     step: Int[Array, ""]
@@ -85,7 +84,7 @@ class Fit(NamedTuple):
 
 
 def split_weights(
-    key: Key, mask: Float[Array, " n"], validation: Scalar
+    key: Key, mask: Bool[Array, " n"], validation: Scalar, dtype
 ) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
     """Random split of the rows in a mask into training and validation weights, each summing to 1.
 
@@ -93,17 +92,15 @@ def split_weights(
     """
     count = mask.sum()
     held_out = jnp.clip(jnp.round(validation * count), 1, jnp.maximum(count - 1, 1))
-    scores = jnp.where(mask > 0, jax.random.uniform(key, mask.shape), jnp.inf)
-    rank = jnp.argsort(jnp.argsort(scores))
-    outside = (mask > 0) & (rank < held_out)
-    inside = (mask > 0) & ~outside
-    normalise = lambda rows: rows.astype(mask.dtype) / rows.sum().astype(mask.dtype)
-    return normalise(inside), normalise(outside)
+    scores = jnp.where(mask, jax.random.uniform(key, mask.shape), jnp.inf)
+    chosen = jnp.argsort(jnp.argsort(scores)) < held_out
+    share = lambda rows: rows.astype(dtype) / rows.sum().astype(dtype)
+    return share(mask & ~chosen), share(mask & chosen)
 
 
 def fit_by_validation(
-    parameters: Parameters,
-    losses: Callable[[Parameters], tuple[Array, Array]],
+    parameters: Any,
+    losses: Callable[[Any], tuple[Array, Array]],
     optimizer: optax.GradientTransformation,
     *,
     steps: int,

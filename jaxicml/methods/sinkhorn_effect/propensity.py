@@ -8,6 +8,7 @@ by damped Newton steps. The loss is a mean, so λ does not change its meaning wi
 scikit-learn's `LogisticRegression(C=1/(n λ))` on z. The intercept b is not penalised.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import equinox as eqx
@@ -111,33 +112,12 @@ def logistic_propensity(
     >>> x = jnp.array([[0.0], [1.0], [2.0], [3.0]])
     >>> e = logistic_propensity(x, jnp.array([0, 1, 0, 1]), l2=0.1)(x)
     >>> print(f"{e[0]:.3f} {e[3]:.3f}")
-    0.306 0.694
+    0.291 0.709
     """
     _check_treatment(x, a)
     checks.check_positive("l2", l2)
     checks.check_integer("num_steps", num_steps, low=1)
-    standardise = Standardiser.of(x)
-    z = jnp.column_stack([standardise(x), jnp.ones_like(x[:, 0])])
-    a = a.astype(x.dtype)
-    penalty = jnp.full(z.shape[1], l2, x.dtype).at[-1].set(0)
-    halvings = 0.5 ** jnp.arange(10, dtype=x.dtype)
-
-    def objective(beta):
-        return _log_loss(z @ beta, a).mean() + penalty @ beta**2 / 2
-
-    def newton(_, beta):
-        e = jax.nn.sigmoid(z @ beta)
-        gradient = z.T @ (e - a) / len(a) + penalty * beta
-        hessian = (z.T * (e * (1 - e))) @ z / len(a) + jnp.diag(penalty)
-        direction = _solve_spd(hessian, gradient)
-        candidates = beta - halvings[:, None] * direction
-        # equal up to rounding counts as no growth: near the optimum the full step is taken
-        bound = objective(beta) * (1 + 8 * jnp.finfo(x.dtype).eps)
-        allowed = jax.vmap(objective)(candidates) <= bound
-        return jnp.where(allowed.any(), candidates[jnp.argmax(allowed)], beta)
-
-    beta = jax.lax.fori_loop(0, num_steps, newton, jnp.zeros(z.shape[1], x.dtype))
-    return LogisticPropensity(standardise, beta[:-1], beta[-1])
+    return _fit_logistic(x, a.astype(x.dtype), jnp.asarray(l2, x.dtype), num_steps)
 
 
 def mlp_propensity(
@@ -186,47 +166,79 @@ def mlp_propensity(
     checks.check_positive("learning_rate", learning_rate)
     checks.check_range("weight_decay", weight_decay, 0.0, float("inf"))
     checks.check_open_unit("validation", validation)
-    network_key, split_key = jax.random.split(key)
-    standardise = Standardiser.of(x)
-    z, a = standardise(x), a.astype(x.dtype)
-    inside, outside = split_weights(split_key, jnp.ones_like(a), validation)
-
-    def losses(network):
-        loss = _log_loss(network(z)[:, 0], a)
-        return inside @ loss, outside @ loss
-
+    rates = (jnp.asarray(rate, x.dtype) for rate in (learning_rate, weight_decay))
     sizes = (x.shape[1], *[width] * depth, 1)
-    network = MLP(sizes, key=network_key, dtype=x.dtype)
-    optimizer = optax.adamw(learning_rate, weight_decay=weight_decay)
-    fit = fit_by_validation(network, losses, optimizer, steps=steps)
-    return NetworkPropensity(standardise, fit.parameters, fit.training, fit.validation)
+    return _fit_mlp(key, x, a.astype(x.dtype), *rates, validation, sizes, steps)
 
 
-def clip_propensity(propensity: Float[Array, " n"], *, eta: Scalar = 0.02) -> ClippedPropensity:
+def clip_propensity(propensity: Float[Array, " n"], eta: Scalar = 0.02) -> ClippedPropensity:
     """Moves propensities into [η, 1 − η] and reports how many had to move.
 
     Args:
-        propensity: estimates of P(A = 1 | x), strictly between 0 and 1.
+        propensity: estimates of P(A = 1 | x); a saturated model may say exactly 0 or 1.
         eta: distance from 0 and 1 to keep, below 1/2.
 
     Returns:
         The clipped propensities and the share that was clipped.
 
     Raises:
-        ValueError: a propensity or twice `eta` outside (0, 1), or propensities that are no vector.
+        ValueError: a propensity outside [0, 1], twice `eta` outside (0, 1), or propensities that
+            are no vector.
 
     >>> e, fraction = clip_propensity(jnp.array([0.001, 0.5]))
     >>> print(e, fraction)
     [0.02 0.5 ] 0.5
     """
     checks.check_shape("propensity", propensity, (None,))
-    checks.check_open_unit("propensity", propensity)
+    checks.check_range("propensity", propensity, 0.0, 1.0)
     checks.check_open_unit("2 * eta", 2 * eta)
     eta = jnp.asarray(eta, propensity.dtype)
     outside = (propensity < eta) | (propensity > 1 - eta)
     return ClippedPropensity(
         jnp.clip(propensity, eta, 1 - eta), outside.mean(dtype=propensity.dtype)
     )
+
+
+@partial(jax.jit, static_argnames="num_steps")
+def _fit_logistic(x: Array, a: Array, l2: Array, num_steps: int) -> LogisticPropensity:
+    standardise = Standardiser.of(x)
+    z = jnp.column_stack([standardise(x), jnp.ones_like(a)])
+    penalty = jnp.full(z.shape[1], l2).at[-1].set(0)
+    halvings = 0.5 ** jnp.arange(10, dtype=x.dtype)
+
+    def objective(beta):
+        return _log_loss(z @ beta, a).mean() + penalty @ beta**2 / 2
+
+    def newton(_, beta):
+        e = jax.nn.sigmoid(z @ beta)
+        gradient = z.T @ (e - a) / len(a) + penalty * beta
+        hessian = (z.T * (e * (1 - e))) @ z / len(a) + jnp.diag(penalty)
+        factor = jax.scipy.linalg.cho_factor(hessian)
+        candidates = beta - halvings[:, None] * jax.scipy.linalg.cho_solve(factor, gradient)
+        # equal up to rounding counts as no growth: near the optimum the full step is taken
+        bound = objective(beta) * (1 + 8 * jnp.finfo(x.dtype).eps)
+        allowed = jax.vmap(objective)(candidates) <= bound
+        return jnp.where(allowed.any(), candidates[jnp.argmax(allowed)], beta)
+
+    beta = jax.lax.fori_loop(0, num_steps, newton, jnp.zeros(z.shape[1], x.dtype))
+    return LogisticPropensity(standardise, beta[:-1], beta[-1])
+
+
+@partial(jax.jit, static_argnames=("sizes", "steps"))
+def _fit_mlp(key, x, a, learning_rate, weight_decay, validation, sizes, steps):
+    network_key, split_key = jax.random.split(key)
+    standardise = Standardiser.of(x)
+    z = standardise(x)
+    inside, outside = split_weights(split_key, jnp.ones(a.shape, bool), validation, x.dtype)
+
+    def losses(network):
+        loss = _log_loss(network(z)[:, 0], a)
+        return inside @ loss, outside @ loss
+
+    network = MLP(sizes, key=network_key, dtype=x.dtype)
+    optimizer = optax.adamw(learning_rate, weight_decay=weight_decay)
+    fit = fit_by_validation(network, losses, optimizer, steps=steps)
+    return NetworkPropensity(standardise, fit.parameters, fit.training, fit.validation)
 
 
 def _check_treatment(x, a) -> None:
@@ -239,7 +251,3 @@ def _check_treatment(x, a) -> None:
 def _log_loss(log_odds: Array, a: Array) -> Array:
     """−log P(A = a) at the given log odds."""
     return jax.nn.softplus(log_odds) - a * log_odds
-
-
-def _solve_spd(matrix: Array, vector: Array) -> Array:
-    return jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(matrix), vector)
