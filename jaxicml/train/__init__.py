@@ -1,0 +1,1 @@
+"""What trains, maps over replications, and shards."""
