@@ -112,7 +112,7 @@ def bootstrap_interval(
 
     Rows are resampled whole, so columns of one row stay together. Where all rows are equal the
     interval has no width: for a proportion near 0 or 1 use `wilson_interval`.
-    Memory: 64 resampled copies of `values` at a time.
+    Memory: 50 resampled copies of `values` at a time.
 
     Args:
         key: random key.
@@ -222,7 +222,7 @@ def _bootstrap_draws(key: Key, values: Array, num_samples: int, statistic) -> Ar
         rows = values[jax.random.randint(sample_key, (n,), 0, n)]
         return rows.mean(axis=0) if statistic is None else statistic(rows)
 
-    return jax.lax.map(resampled, jax.random.split(key, num_samples), batch_size=64)
+    return jax.lax.map(resampled, jax.random.split(key, num_samples), batch_size=50)
 
 
 def _normal_quantile(level: Scalar, dtype) -> Float[Array, ""]:

@@ -1,17 +1,18 @@
 """The estimators and the tests: one ε, a family of ε, and cross-fitting.
 
-    Ŝ = S + mean(I1)                     one-step, Wald interval Ŝ ± z sd(I1)/√n   (away from the null)
-    S̄ = Ŝ + U/2,  U = (1ᵀ I2 1 − tr I2)/(n(n−1))                                     (eq. 12)
-    T = n S̄  →  Σ_j (λ_j/2)(N_j² − 1)    at the null, drawn as (gᵀ I2 g − tr I2)/(2n), g ~ N(0, I)
-    STEAgg = max_ε T_ε / q_ε             q_ε the upper quantile of its own null; joint null by one g
+    Ŝ = S + mean(I1)                    one-step; Wald interval Ŝ ± z sd(I1)/√n, away from the null
+    S̄ = Ŝ + U/2                         U = (1ᵀ I2 1 − tr I2)/(n(n−1))  (eq. 12)
+    T = n S̄  →  Σ_j (λ_j/2)(N_j² − 1)   at the null; drawn as (gᵀ I2 g − tr I2)/(2n), g ~ N(0, I)
+    STEAgg = max_ε T_ε / q_ε            q_ε the upper quantile of T_ε's null; one g for all ε
 
 Under K folds S̄ and the draws add up over folds, each weighted by its size.
 
 References:
-    Agarwal, Luedtke, "Sinkhorn Treatment Effects", 2026, arXiv 2605.08485 (Theorem 4.1, §4.3, §4.4).
+    Agarwal, Luedtke, "Sinkhorn Treatment Effects", 2026, arXiv 2605.08485 (Theorem 4.1, §4.3-4.4).
 """
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -453,7 +454,7 @@ def split_indices(key: Key, n: int, num_folds: int) -> list[tuple[Array, Array]]
     bounds = [round(k * n / num_folds) for k in range(num_folds + 1)]
     return [
         (jnp.concatenate([order[:low], order[high:]]), order[low:high])
-        for low, high in zip(bounds, bounds[1:], strict=False)
+        for low, high in itertools.pairwise(bounds)
     ]
 
 

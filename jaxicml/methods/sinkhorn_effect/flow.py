@@ -64,21 +64,26 @@ class ConditionalRealNVP(eqx.Module):
 
     def __init__(
         self,
-        standardise_x: Standardiser,
-        standardise_y: Standardiser,
+        num_covariates: int,
+        num_outcomes: int,
         *,
         width: int = 64,
         depth: int = 2,
         num_layers: int = 6,
+        dtype=None,
         key: Key,
     ):
-        """The identity on standardised outcomes; `fit_flow` trains it."""
-        p, d = standardise_x.mean.shape[0], standardise_y.mean.shape[0]
-        sizes, dtype = (d + p, *[width] * depth, 2 * d), standardise_y.mean.dtype
-        keys = jax.random.split(key, num_layers)
-        self.conditioners = jax.vmap(lambda k: MLP(sizes, key=k, dtype=dtype))(keys)
-        self.standardise_x = standardise_x
-        self.standardise_y = standardise_y
+        """The identity, whatever the covariates; `fit_flow` trains and standardises it."""
+        sizes = {"num_covariates": num_covariates, "num_outcomes": num_outcomes}
+        sizes |= {"width": width, "depth": depth, "num_layers": num_layers}
+        for name, value in sizes.items():
+            checks.check_integer(name, value, low=1)
+        dtype = jnp.result_type(float) if dtype is None else dtype
+        layer_sizes = (num_outcomes + num_covariates, *[width] * depth, 2 * num_outcomes)
+        make = lambda layer_key: MLP(layer_sizes, key=layer_key, dtype=dtype)
+        self.conditioners = jax.vmap(make)(jax.random.split(key, num_layers))
+        self.standardise_x = Standardiser.unit(num_covariates, dtype)
+        self.standardise_y = Standardiser.unit(num_outcomes, dtype)
 
     @property
     def masks(self) -> Float[Array, "layers d"]:
@@ -92,32 +97,14 @@ class ConditionalRealNVP(eqx.Module):
     ) -> tuple[Float[Array, "*out d"], Float[Array, "*out"]]:
         """Returns noise z(y, x) and log |det ∂z/∂y|; leading dimensions broadcast."""
         y, x = self._broadcast("y", y, x)
-        scaled = self.standardise_y(y)
-
-        def layer(carry, inputs):
-            (y, log_det), (conditioner, mask) = carry, inputs
-            log_scale, shift = _coupling(conditioner, mask, y, x)
-            y = mask * y + (1 - mask) * (y * jnp.exp(log_scale) + shift)
-            return (y, log_det + log_scale.sum(-1)), None
-
-        log_det = jnp.full(y.shape[:-1], -jnp.log(self.standardise_y.scale).sum(), y.dtype)
-        (z, log_det), _ = jax.lax.scan(layer, (scaled, log_det), (self.conditioners, self.masks))
-        return z, log_det
+        return _to_noise(self, y, x)
 
     def inverse(
         self, z: Float[Array, "*batch d"], x: Float[Array, "*batchx p"]
     ) -> Float[Array, "*out d"]:
         """Returns the outcome whose noise is z; leading dimensions broadcast."""
         z, x = self._broadcast("z", z, x)
-
-        def layer(y, inputs):
-            # a layer does not change what it keeps: (s, t) are those of the way forward
-            conditioner, mask = inputs
-            log_scale, shift = _coupling(conditioner, mask, y, x)
-            return mask * y + (1 - mask) * ((y - shift) * jnp.exp(-log_scale)), None
-
-        y, _ = jax.lax.scan(layer, z, (self.conditioners, self.masks), reverse=True)
-        return self.standardise_y.undo(y)
+        return _from_noise(self, z, x)
 
     def log_prob(
         self, y: Float[Array, "*batch d"], x: Float[Array, "*batchx p"]
@@ -133,13 +120,13 @@ class ConditionalRealNVP(eqx.Module):
         return self.inverse(noise, x)
 
     def _broadcast(self, name: str, y: Array, x: Array) -> tuple[Array, Array]:
-        """Outcomes and standardised covariates with equal leading dimensions."""
+        """Outcomes and covariates with equal leading dimensions."""
         for given, value, like in ((name, y, self.standardise_y), ("x", x, self.standardise_x)):
             checks.check_shape(given, value, (*value.shape[:-1], *like.mean.shape))
         batch = jnp.broadcast_shapes(y.shape[:-1], x.shape[:-1])
         return (
             jnp.broadcast_to(y, (*batch, y.shape[-1])),
-            jnp.broadcast_to(self.standardise_x(x), (*batch, x.shape[-1])),
+            jnp.broadcast_to(x, (*batch, x.shape[-1])),
         )
 
 
@@ -259,14 +246,8 @@ def flow_law(
     checks.check_finite("x_eval", x_eval)
     checks.check_integer("batch_size", batch_size, low=1)
 
-    table = lambda flow, x: _log_densities(flow, x, y_train, batch_size)
-    proposal = 0.0
-    if reweight:
-        treated = (a_train == 1)[:, None]
-        rows = jnp.where(treated, table(flow1, x_train), table(flow0, x_train))
-        proposal = jax.nn.logsumexp(rows, axis=0)
-    weights1, weights0 = (
-        jax.nn.softmax(table(flow, x_eval) - proposal, axis=1) for flow in (flow1, flow0)
+    weights1, weights0 = _outcome_weights(
+        flow1, flow0, x_train, a_train, y_train, x_eval, reweight, batch_size
     )
     return ConditionalLaw(y_train, y_train, weights1, weights0, shared=True)
 
@@ -317,6 +298,35 @@ def flow_sample_law(
     return ConditionalLaw(atoms1, atoms0, weights, weights)
 
 
+@jax.jit
+def _to_noise(flow: ConditionalRealNVP, y: Array, x: Array) -> tuple[Array, Array]:
+    x = flow.standardise_x(x)
+
+    def layer(carry, inputs):
+        (y, log_det), (conditioner, mask) = carry, inputs
+        log_scale, shift = _coupling(conditioner, mask, y, x)
+        y = mask * y + (1 - mask) * (y * jnp.exp(log_scale) + shift)
+        return (y, log_det + log_scale.sum(-1)), None
+
+    log_det = jnp.full(y.shape[:-1], -jnp.log(flow.standardise_y.scale).sum(), y.dtype)
+    start = (flow.standardise_y(y), log_det)
+    return jax.lax.scan(layer, start, (flow.conditioners, flow.masks))[0]
+
+
+@jax.jit
+def _from_noise(flow: ConditionalRealNVP, z: Array, x: Array) -> Array:
+    x = flow.standardise_x(x)
+
+    def layer(y, inputs):
+        conditioner, mask = inputs
+        # a layer does not change what it keeps: (s, t) are those of the way forward
+        log_scale, shift = _coupling(conditioner, mask, y, x)
+        return mask * y + (1 - mask) * ((y - shift) * jnp.exp(-log_scale)), None
+
+    y, _ = jax.lax.scan(layer, z, (flow.conditioners, flow.masks), reverse=True)
+    return flow.standardise_y.undo(y)
+
+
 def _coupling(conditioner: MLP, mask: Array, y: Array, x: Array) -> tuple[Array, Array]:
     """Log scale (zero where the mask keeps) and shift of one layer."""
     raw = conditioner(jnp.concatenate([mask * y, x], axis=-1))
@@ -328,15 +338,15 @@ def _coupling(conditioner: MLP, mask: Array, y: Array, x: Array) -> tuple[Array,
 def _fit_flow(key, x, y, mask, learning_rate, validation, steps, width, num_layers) -> FlowFit:
     init_key, split_key = jax.random.split(key)
     weights = mask.astype(y.dtype) / mask.sum().astype(y.dtype)
-    flow = ConditionalRealNVP(
-        Standardiser.of(x, weights),
-        Standardiser.of(y, weights),
-        width=width,
-        num_layers=num_layers,
-        key=init_key,
-    )
-    # rows outside the mask may be far away: their overflow must not reach the gradient
-    y = jnp.where(mask[:, None], y, flow.standardise_y.mean)
+    # rows outside the mask may be far away: no overflow of theirs may reach a sum
+    x, y = (jnp.where(mask[:, None], value, 0) for value in (x, y))
+    standardise_x, standardise_y = Standardiser.of(x, weights), Standardiser.of(y, weights)
+    x = jnp.where(mask[:, None], x, standardise_x.mean)
+    y = jnp.where(mask[:, None], y, standardise_y.mean)
+    sizes = {"width": width, "num_layers": num_layers, "dtype": y.dtype}
+    flow = ConditionalRealNVP(x.shape[1], y.shape[1], **sizes, key=init_key)
+    standardisers = lambda flow: (flow.standardise_x, flow.standardise_y)
+    flow = eqx.tree_at(standardisers, flow, (standardise_x, standardise_y))
     inside, outside = split_weights(split_key, mask, validation, y.dtype)
 
     def losses(conditioners):
@@ -348,8 +358,19 @@ def _fit_flow(key, x, y, mask, learning_rate, validation, steps, width, num_laye
     return FlowFit(best, fit.training, fit.validation, fit.step)
 
 
-@partial(jax.jit, static_argnames="batch_size")
-def _log_densities(flow: ConditionalRealNVP, x: Array, y: Array, batch_size: int) -> Array:
-    """Table of log p(y_j | x_i)."""
-    row = lambda x_i: flow.log_prob(y, x_i)
-    return jax.lax.map(row, x, batch_size=min(batch_size, x.shape[0]))
+@partial(jax.jit, static_argnames=("reweight", "batch_size"))
+def _outcome_weights(flow1, flow0, x_train, a_train, y_train, x_eval, reweight, batch_size):
+    """Rows of both laws on the training outcomes."""
+
+    def table(flow, x):
+        row = lambda x_i: flow.log_prob(y_train, x_i)
+        return jax.lax.map(row, x, batch_size=min(batch_size, x.shape[0]))
+
+    log_proposal = jnp.zeros(y_train.shape[0], y_train.dtype)
+    if reweight:
+        treated = (a_train == 1)[:, None]
+        drawn_from = jnp.where(treated, table(flow1, x_train), table(flow0, x_train))
+        log_proposal = jax.nn.logsumexp(drawn_from, axis=0)
+    return tuple(
+        jax.nn.softmax(table(flow, x_eval) - log_proposal, axis=1) for flow in (flow1, flow0)
+    )

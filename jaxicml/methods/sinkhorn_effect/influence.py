@@ -1,9 +1,11 @@
 """First- and second-order influence functions of the Sinkhorn treatment effect.
 
-With S = S_ε(P₁, P₀), centred potentials υ_a (cross minus self), weights W_a[i, j] = P̂(Y = t_j | a, x_i)
-and m_a(i) = Σ_j W_a[i, j] υ_a(t_j), the efficient influence function is
+With S = S_ε(P₁, P₀), centred potentials υ_a (cross minus self), conditional laws
+W_a[i, j] = P̂(Y = t_j | a, x_i) and m_a(i) = Σ_j W_a[i, j] υ_a(t_j), the efficient influence
+function is
 
-    I1_i = a_i/e_i (υ₁(y_i) − m₁(i)) + (1−a_i)/(1−e_i) (υ₀(y_i) − m₀(i)) + Σ_a m_a(i) − mean_k Σ_a m_a(k)
+    I1_i = a_i/e_i (υ₁(y_i) − m₁(i)) + (1−a_i)/(1−e_i) (υ₀(y_i) − m₀(i)) + m(i) − mean_k m(k),
+    m(i) = m₁(i) + m₀(i)
 
 Where P₁ = P₀ it vanishes, and the second order takes over. With a reference law μ of symmetric
 potential f, ξ(y, y') = exp((f(y) + f(y') − c(y, y'))/ε), and T the operator of ξ on L²(μ), the
@@ -31,6 +33,7 @@ from jaxtyping import Array, Bool, Float
 from jaxicml import checks
 from jaxicml.methods.sinkhorn_effect import potentials as ot
 from jaxicml.methods.sinkhorn_effect.laws import ConditionalLaw
+from jaxicml.methods.sinkhorn_effect.linalg import inverse_form
 from jaxicml.types import Scalar
 
 __all__ = [
@@ -222,7 +225,7 @@ def reference_law(fixed: Design, reference: str) -> Float[Array, " z"]:
 
 
 def _kernel_form(cost, mu, potential, rows, epsilon, *, full: bool):
-    """rows · k · rowsᵀ for the Hessian kernel k at μ; `full`: μ charges every point that rows do."""
+    """Rows · k · rowsᵀ for the Hessian kernel k at μ; `full`: μ charges all points of `rows`."""
     scale = jnp.sqrt(mu)
     xi = jnp.exp((potential[:, None] + potential[None, :] - cost) / epsilon)
     deflated = (xi - 1) * scale[:, None] * scale[None, :]
@@ -237,19 +240,9 @@ def _kernel_form(cost, mu, potential, rows, epsilon, *, full: bool):
 def _resolvent_form(
     operator: Float[Array, "z z"], rows: Float[Array, "n z"]
 ) -> Float[Array, "n n"]:
-    """rows · M (I − M²)⁻¹ · rowsᵀ = ½ rows [(I − M)⁻¹ − (I + M)⁻¹] rowsᵀ for 0 ≤ M < I."""
-    return (_inverse_form(-operator, rows) - _inverse_form(operator, rows)) / 2
-
-
-def _inverse_form(shift, rows):
-    """rows (I + shift)⁻¹ rowsᵀ by Cholesky: symmetric, and NaN where not positive definite."""
-    size = shift.shape[0]
-    diagonal = jnp.arange(size)
-    factor = jax.lax.linalg.cholesky(shift.at[diagonal, diagonal].add(1), symmetrize_input=False)
-    half = jax.lax.linalg.triangular_solve(
-        factor, rows, left_side=False, lower=True, transpose_a=True
-    )
-    return half @ half.T
+    """Rows · M (I − M²)⁻¹ · rowsᵀ = ½ rows [(I − M)⁻¹ − (I + M)⁻¹] rowsᵀ for 0 ≤ M < I."""
+    identity = jnp.eye(operator.shape[0], dtype=operator.dtype)
+    return (inverse_form(identity - operator, rows) - inverse_form(identity + operator, rows)) / 2
 
 
 def first_order_eif(

@@ -152,8 +152,8 @@ def kernel_law(
     checks.check_shape("x_eval", x_eval, (None, x_train.shape[1]))
     checks.check_finite("x_eval", x_eval)
     checks.check_positive("bandwidth", bandwidth)
-    logits = -half_squared_cost(x_eval, x_train) / jnp.asarray(bandwidth, x_train.dtype) ** 2
-    weights1, weights0 = (_normalised(logits, a_train == arm, y_train.dtype) for arm in (1, 0))
+    weights = _arm_weights(x_train, a_train, x_eval, jnp.asarray(bandwidth, x_train.dtype))
+    weights1, weights0 = (arm.astype(y_train.dtype) for arm in weights)
     return ConditionalLaw(y_train, y_train, weights1, weights0, shared=True)
 
 
@@ -196,20 +196,6 @@ def select_bandwidth(
     return BandwidthChoice(bandwidths[jnp.argmin(scores)], scores)
 
 
-@jax.jit
-def _leave_one_out_scores(x: Array, a: Array, y: Array, bandwidths: Array) -> Array:
-    cost = half_squared_cost(x, x)
-    # differences, not a matmul: equal outcomes must be at distance exactly zero
-    distance = jnp.sqrt(jnp.square(y[:, None] - y[None]).sum(-1))
-    others = (a[:, None] == a[None, :]) & ~jnp.eye(len(a), dtype=bool)
-
-    def score(bandwidth):
-        weights = _normalised(-cost / bandwidth**2, others, y.dtype)
-        return (weights * distance - (weights @ distance) * weights / 2).sum(1).mean()
-
-    return jax.lax.map(score, bandwidths)
-
-
 def check_sample(x, a, y) -> None:
     """Checks covariates (n, p), treatments (n,) and outcomes (n, d) of one sample.
 
@@ -225,6 +211,26 @@ def check_sample(x, a, y) -> None:
     checks.check_finite("y", y)
 
 
-def _normalised(logits: Array, keep: Array, dtype) -> Array:
+@jax.jit
+def _arm_weights(x_train: Array, a_train: Array, x_eval: Array, bandwidth: Array):
+    logits = -half_squared_cost(x_eval, x_train) / bandwidth**2
+    return _normalised(logits, a_train == 1), _normalised(logits, a_train == 0)
+
+
+@jax.jit
+def _leave_one_out_scores(x: Array, a: Array, y: Array, bandwidths: Array) -> Array:
+    cost = half_squared_cost(x, x)
+    # differences, not a matmul: equal outcomes must be at distance exactly zero
+    distance = jnp.sqrt(jnp.square(y[:, None] - y[None]).sum(-1))
+    others = (a[:, None] == a[None, :]) & ~jnp.eye(len(a), dtype=bool)
+
+    def score(bandwidth):
+        weights = _normalised(-cost / bandwidth**2, others).astype(y.dtype)
+        return (weights * distance - (weights @ distance) * weights / 2).sum(1).mean()
+
+    return jax.lax.map(score, bandwidths)
+
+
+def _normalised(logits: Array, keep: Array) -> Array:
     """Softmax of each row over the columns that are kept; the others get exactly zero."""
-    return jax.nn.softmax(jnp.where(keep, logits, -jnp.inf), axis=1).astype(dtype)
+    return jax.nn.softmax(jnp.where(keep, logits, -jnp.inf), axis=1)

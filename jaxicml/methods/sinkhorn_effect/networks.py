@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
@@ -32,10 +33,15 @@ class MLP(eqx.Module):
     def __init__(self, sizes: tuple[int, ...], *, key: Key, dtype):
         """Layers of the given sizes, input first."""
         pairs = list(itertools.pairwise(sizes))
+        counts = [rows * columns for rows, columns in pairs[:-1]]
+        # one draw for all layers: each call of the generator costs compile time
+        draws = jnp.split(jax.random.normal(key, (sum(counts),), dtype), np.cumsum(counts)[:-1])
         # variance 1/fan-in keeps tanh in its linear part; inputs are standardised
-        draw = lambda k, pair: jax.random.normal(k, pair, dtype) / math.sqrt(pair[0])
-        hidden = [draw(k, p) for k, p in zip(jax.random.split(key, len(pairs)), pairs, strict=True)]
-        self.weights = (*hidden[:-1], jnp.zeros(pairs[-1], dtype))
+        hidden = [
+            draw.reshape(pair) / math.sqrt(pair[0])
+            for draw, pair in zip(draws, pairs[:-1], strict=True)
+        ]
+        self.weights = (*hidden, jnp.zeros(pairs[-1], dtype))
         self.biases = tuple(jnp.zeros(size, dtype) for size in sizes[1:])
 
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -63,6 +69,11 @@ class Standardiser(eqx.Module):
         tiny = (8 * jnp.finfo(values.dtype).eps * jnp.abs(mean)) ** 2
         varies = variance > tiny
         return cls(mean, jnp.where(varies, jnp.sqrt(jnp.where(varies, variance, 1)), 1))
+
+    @classmethod
+    def unit(cls, d: int, dtype):
+        """The identity on d columns."""
+        return cls(jnp.zeros(d, dtype), jnp.ones(d, dtype))
 
     def __call__(self, values: Float[Array, "... d"]) -> Float[Array, "... d"]:
         """Returns the standardised values."""
@@ -93,7 +104,7 @@ def split_weights(
     count = mask.sum()
     held_out = jnp.clip(jnp.round(validation * count), 1, jnp.maximum(count - 1, 1))
     scores = jnp.where(mask, jax.random.uniform(key, mask.shape), jnp.inf)
-    chosen = jnp.argsort(jnp.argsort(scores)) < held_out
+    chosen = scores <= jnp.sort(scores)[held_out.astype(int) - 1]
     share = lambda rows: rows.astype(dtype) / rows.sum().astype(dtype)
     return share(mask & ~chosen), share(mask & chosen)
 

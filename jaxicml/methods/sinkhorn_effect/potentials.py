@@ -6,8 +6,9 @@
 Potentials satisfy f_i = −ε LSE_j[log b_j + (g_j − C_ij)/ε] and likewise g, so that the plan is
 a_i b_j exp((f_i + g_j − C_ij)/ε). They are solved in two stages. A scaling-form loop
 (K = exp(−C/ε) formed once, over-relaxed where the measured contraction allows) brings them close
-wherever K cannot underflow; ott-jax's log-domain Sinkhorn starts from there, finishes and measures
-the marginal error. Where K could underflow the first stage takes no step and ott does all.
+wherever K cannot underflow; a log-domain solver starts from there and finishes: ott-jax's Sinkhorn
+for two measures, the averaged map f ← ½(f + Tf) for one. Where K could underflow the first stage
+takes no step and the second does all.
 
 References:
     Cuturi, "Sinkhorn distances", 2013. Feydy et al., "Interpolating between optimal transport and
@@ -23,7 +24,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 from ott.geometry import geometry
 from ott.problems.linear import linear_problem
-from ott.solvers.linear import acceleration, sinkhorn
+from ott.solvers.linear import sinkhorn
 
 from jaxicml import checks
 from jaxicml.types import Scalar
@@ -254,19 +255,18 @@ def self_potential(
     """
     cost, a, epsilon = jax.lax.stop_gradient((cost, a, epsilon))
     log_u, warm_steps = _scaling_self(cost, a, epsilon, tol, max_iter)
-    init = epsilon * (log_u + _log(a))
-    out = sinkhorn.Sinkhorn(
-        lse_mode=True,
-        threshold=tol,
-        inner_iterations=1,
-        min_iterations=0,
-        max_iterations=max_iter,
-        momentum=acceleration.Momentum(start=0, value=0.5),
-        parallel_dual_updates=True,
-    )(_problem(cost, a, a, epsilon), (init, init))
-    f = extend_potential(_without_weights(out.f, a, epsilon), a, cost, epsilon)
-    error = _marginal_error(a, f, extend_potential(f, a, cost, epsilon), epsilon)
-    return SelfPotential(f, error, warm_steps + out.n_iters)
+
+    def step(state):
+        f, update, _, steps = state
+        f = (f + update) / 2
+        update = extend_potential(f, a, cost, epsilon)
+        return f, update, _marginal_error(a, f, update, epsilon), steps + 1
+
+    unfinished = lambda state: (state[2] > tol) & (state[3] < max_iter)
+    f = epsilon * log_u
+    start = (f, f, jnp.full((), jnp.inf, cost.dtype), jnp.zeros_like(warm_steps))
+    _, f, error, steps = jax.lax.while_loop(unfinished, step, start)
+    return SelfPotential(f, error, warm_steps + steps)
 
 
 def _problem(cost, a, b, epsilon):
@@ -283,7 +283,7 @@ def _without_weights(potential, weights, epsilon):
 
 
 def _log(weights):
-    """log w with −∞ at zero and no NaN in its gradient there."""
+    """Log w with −∞ at zero and no NaN in its gradient there."""
     positive = weights > 0
     return jnp.where(positive, jnp.log(jnp.where(positive, weights, 1)), -jnp.inf)
 

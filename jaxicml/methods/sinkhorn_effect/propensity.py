@@ -18,6 +18,7 @@ import optax
 from jaxtyping import Array, Float, Shaped
 
 from jaxicml import checks
+from jaxicml.methods.sinkhorn_effect.linalg import solve_positive
 from jaxicml.methods.sinkhorn_effect.networks import (
     MLP,
     Standardiser,
@@ -213,8 +214,7 @@ def _fit_logistic(x: Array, a: Array, l2: Array, num_steps: int) -> LogisticProp
         e = jax.nn.sigmoid(z @ beta)
         gradient = z.T @ (e - a) / len(a) + penalty * beta
         hessian = (z.T * (e * (1 - e))) @ z / len(a) + jnp.diag(penalty)
-        factor = jax.scipy.linalg.cho_factor(hessian)
-        candidates = beta - halvings[:, None] * jax.scipy.linalg.cho_solve(factor, gradient)
+        candidates = beta - halvings[:, None] * solve_positive(hessian, gradient)
         # equal up to rounding counts as no growth: near the optimum the full step is taken
         bound = objective(beta) * (1 + 8 * jnp.finfo(x.dtype).eps)
         allowed = jax.vmap(objective)(candidates) <= bound

@@ -1,4 +1,4 @@
-"""The formulas of the paper written once more in NumPy, plainly: loops to convergence, dense solves.
+"""The formulas of the paper once more in NumPy: loops to convergence, dense solves.
 
 Nothing of the library is used. The Hessian kernel is built from the operator A = ξ μ and the
 deflated matrix D = I − A² + 1 μᵀ, not from its symmetric scaling.

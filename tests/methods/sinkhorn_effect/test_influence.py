@@ -172,9 +172,7 @@ def test_regime_ratio_tends_to_one_for_close_laws(x64):
     """ρ = 2S/(Δᵀ k Δ) → 1 as P₁ → P₀, linearly."""
     y, a, e, law = same_laws()
     other = sample(11, m1=9, m0=9)[3].weights0
-    pooled = jax.jit(
-        functools.partial(eif.influence, reference="pooled", tol=TOL, max_iter=2000)
-    )
+    pooled = jax.jit(functools.partial(eif.influence, reference="pooled", tol=TOL, max_iter=2000))
     distance = []
     for share in (0.2, 0.02):
         mixed = (1 - share) * law.weights1 + share * other

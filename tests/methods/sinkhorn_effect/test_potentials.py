@@ -1,7 +1,6 @@
 """Potentials and divergence against ott-jax, POT, closed forms and finite differences."""
 
 import functools
-import importlib
 import warnings
 
 import chex
