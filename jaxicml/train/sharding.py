@@ -106,7 +106,8 @@ def _gather(leaf) -> np.ndarray:
 def _compiled(function, mesh, batch_size, impl):
     def local(data, *shared):
         one = lambda row: function(jax.random.wrap_key_data(row, impl=impl), *shared)
-        return jax.lax.map(one, data, batch_size=batch_size)
+        # one at a time without the axis of length one that would slow every product
+        return jax.lax.map(one, data, batch_size=batch_size if batch_size != 1 else None)
 
     def specs(data, *shared):
         return jax.shard_map(

@@ -34,6 +34,7 @@ __all__ = [
     "EffectResult",
     "FoldTerms",
     "cross_fit",
+    "cross_fit_terms",
     "epsilon_grid",
     "fold_terms",
     "median_cost",
@@ -420,11 +421,34 @@ def cross_fit(
     _check_options(alpha, num_null, reference, clip, max_iter)
     epsilons = check_grid(epsilons).astype(outcome.dtype)
 
+    options = {"num_null": num_null, "reference": reference, "tol": tol, "max_iter": max_iter}
+    folds, clipped = cross_fit_terms(
+        key, x, treatment, outcome, propensity_fn, law_fn, epsilons, num_folds, clip, **options
+    )
+    return summarise(folds, epsilons, clipped, alpha, beta, regime_tol)
+
+
+def cross_fit_terms(
+    key: Key,
+    x: Float[Array, "n p"],
+    treatment: Float[Array, " n"],
+    outcome: Float[Array, "n d"],
+    propensity_fn: Callable,
+    law_fn: Callable,
+    epsilons: Float[Array, " e"],
+    num_folds: int,
+    clip: Scalar,
+    **options,
+) -> tuple[list[FoldTerms], Float[Array, ""]]:
+    """The terms of every fold and the fraction of clipped propensities, see `cross_fit`.
+
+    Raises:
+        ValueError: an arm is empty in some fold.
+    """
     split_key, fold_key = jax.random.split(key)
     splits = split_indices(split_key, x.shape[0], num_folds)
     if not checks.is_traced(treatment, splits):
         _check_arms(treatment, splits)
-    options = {"num_null": num_null, "reference": reference, "tol": tol, "max_iter": max_iter}
 
     def one_fold(inputs):
         key, train, evaluate = inputs
@@ -442,8 +466,7 @@ def cross_fit(
         terms, fractions = jax.lax.map(one_fold, (keys, *group))
         folds += [jax.tree.map(lambda leaf, i=i: leaf[i], terms) for i in range(keys.shape[0])]
         clipped.append(fractions)
-    clipped = jnp.concatenate(clipped).mean()
-    return summarise(folds, epsilons, clipped, alpha, beta, regime_tol)
+    return folds, jnp.concatenate(clipped).mean()
 
 
 def split_indices(key: Key, n: int, num_folds: int) -> list[tuple[Array, Array]]:

@@ -109,7 +109,7 @@ def _ate_aipw(outcome, treatment, propensity, law, alpha, clip):
 
 
 def _hotelling(psi, magnitude):
-    """n ψ̄ᵀ cov(ψ)⁻¹ ψ̄ by way of correlations; NaN where the covariance is singular."""
+    """Returns n ψ̄ᵀ cov(ψ)⁻¹ ψ̄ by way of correlations; NaN where the covariance is singular."""
     n, d = psi.shape
     mean, deviation = psi.mean(0), psi.std(0)
     # below this a component varies by rounding alone
