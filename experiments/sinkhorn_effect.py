@@ -19,7 +19,7 @@ from jaxicml.data import tabular
 from jaxicml.harness.claims import Report
 from jaxicml.methods.sinkhorn_effect import bimodal_curve, digits_pools, study
 from jaxicml.methods.sinkhorn_effect.data import gaussian_law
-from jaxicml.train.sharding import replicate
+from jaxicml.train.sharding import replicate, sweep
 from jaxicml.types import Key, Progress
 
 NULL, MEAN, COV, MODES = evidence.CELLS
@@ -39,7 +39,7 @@ class Config:
     """Observations of the evaluation sample, and of the nuisance sample."""
     replications: int = 200
     """Data sets per cell."""
-    batch: int = 8
+    batch: int = 1
     """Replications run as one vmap on a device."""
     num_null: int = 500
     """Draws of each null law."""
@@ -64,10 +64,10 @@ class Config:
 
 _TINY = {"n": 30, "replications": 4, "num_null": 99, "seeds": 4, "splits": 4, "permutations": 4}
 SCALES = {
-    "smoke": Config(**_TINY, cells=(NULL, MEAN, COV, MODES), estimation=((1.0, 2, 1),), batch=1,
+    "smoke": Config(**_TINY, cells=evidence.CELLS, estimation=((1.0, 2, 1),),
                     healing=(-20.0, 20.0), studies=(("nhefs", 90),), subsample=90),
     "cpu": Config(),
-    "full": Config(n=5000, replications=1000, num_null=2000, batch=1, permutations=200,
+    "full": Config(n=5000, replications=1000, num_null=2000, permutations=200,
                    subsample=1566, studies=(("nhefs", 1566), ("nsw", 445), ("cps_all", 16177))),
 }  # fmt: skip
 
@@ -76,13 +76,20 @@ def run(cfg: Config, key: Key, log: Progress) -> Report:
     """Runs every study in float64; `evidence` states the claims."""
     with jax.enable_x64(True):
         keys = jax.random.split(key, 5)
+        run_all = partial(sweep, batch_size=cfg.batch, log=log)
         protocol = study.Protocol(n=cfg.n, num_null=cfg.num_null)
+        cells = [(gaussian_law(theta, kind), 0.0, 1.0) for kind, theta in cfg.cells]
+        trial = study.gaussian_comparison(protocol)
+        tests = run_all(trial, keys[0], cells, cfg.replications, label="Gaussian trials")
+        images = [(theta, *digits_pools()) for theta in cfg.healing]
+        trial = study.image_comparison(protocol)
+        pictures = run_all(trial, keys[1], images, cfg.replications, label="image trials")
         result = evidence.Evidence(
             multiples=protocol.multiples,
-            tests=_gaussian(cfg, protocol, keys[0], log),
-            estimates=_estimates(cfg, keys[1], log),
-            curve=_curve(cfg, protocol, keys[2], log),
-            images=_images(cfg, protocol, keys[3], log),
+            tests=dict(zip(cfg.cells, tests, strict=True)),
+            estimates=_estimates(cfg, keys[2], run_all),
+            curve=_curve(cfg, protocol, keys[3], run_all),
+            images=dict(zip(cfg.healing, pictures, strict=True)),
             observed=_observed(cfg, keys[4], log),
         )
         return Report(
@@ -90,49 +97,29 @@ def run(cfg: Config, key: Key, log: Progress) -> Report:
         )
 
 
-def _gaussian(cfg: Config, protocol: study.Protocol, key: Key, log: Progress):
-    trial = study.gaussian_comparison(protocol)
-    keys = jax.random.split(key, (len(cfg.cells), cfg.replications))
-    run_cell = lambda i: replicate(
-        trial, keys[i], gaussian_law(cfg.cells[i][1], cfg.cells[i][0]), 0.0, 1.0,
-        batch_size=cfg.batch)  # fmt: skip
-    return {cfg.cells[i]: run_cell(i) for i in log.track(range(len(keys)), "Gaussian trials")}
-
-
-def _estimates(cfg: Config, key: Key, log: Progress):
-    out = {}
-    keys = jax.random.split(key, (len(cfg.estimation), cfg.replications))
-    for i, row in enumerate(log.track(cfg.estimation, "debiasing")):
-        confounding, folds, multiple = row
-        trial = study.estimation_trial(
-            study.Protocol(n=multiple * cfg.n, num_null=cfg.num_null), folds
-        )
-        law = gaussian_law(evidence.SHIFT, "mean")
-        # ε = 0 stands for the median cost; overlap .5
-        out[row] = replicate(trial, keys[i], law, confounding, 0.5, 0.0, batch_size=cfg.batch)
+def _estimates(cfg: Config, key: Key, run_all):
+    law, out = gaussian_law(evidence.SHIFT, "mean"), {}
+    keys = jax.random.split(key, len(cfg.estimation))
+    for own, (confounding, folds, multiple) in zip(keys, cfg.estimation, strict=True):
+        protocol = study.Protocol(n=multiple * cfg.n, num_null=cfg.num_null)
+        # overlap .5; ε = 0 stands for the median cost
+        settings = [(law, confounding, 0.5, 0.0)]
+        trial = study.estimation_trial(protocol, folds)
+        out[confounding, folds, multiple] = run_all(
+            trial, own, settings, cfg.replications, label="debiasing"
+        )[0]
     return out
 
 
-def _curve(cfg: Config, protocol: study.Protocol, key: Key, log: Progress):
+def _curve(cfg: Config, protocol: study.Protocol, key: Key, run_all):
     thetas = np.linspace(0, 6, 13)
+    settings = [(gaussian_law(theta, "bimodal"), 0.0, 1.0, 1.0) for theta in thetas]
     trial = study.estimation_trial(protocol, 2)
-    keys = jax.random.split(key, (len(thetas), cfg.seeds))
-    fitted = [
-        replicate(trial, keys[i], gaussian_law(theta, "bimodal"), 0.0, 1.0, 1.0,
-                  batch_size=cfg.batch).onestep
-        for i, theta in enumerate(log.track(thetas, "saturation"))
-    ]  # fmt: skip
+    fitted = run_all(trial, key, settings, cfg.seeds, label="saturation")
     exact = bimodal_curve(jnp.asarray(thetas), epsilon=1.0)
-    return evidence.Curve(thetas, np.stack(fitted, 1), *map(np.asarray, exact))
-
-
-def _images(cfg: Config, protocol: study.Protocol, key: Key, log: Progress):
-    trial, pools = study.image_comparison(protocol), digits_pools()
-    keys = jax.random.split(key, (len(cfg.healing), cfg.replications))
-    return {
-        theta: replicate(trial, keys[i], theta, *pools, batch_size=cfg.batch)
-        for i, theta in enumerate(log.track(cfg.healing, "image trials"))
-    }
+    return evidence.Curve(
+        thetas, np.stack([row.onestep for row in fitted], 1), *map(np.asarray, exact)
+    )
 
 
 def _observed(cfg: Config, key: Key, log: Progress):
@@ -142,11 +129,11 @@ def _observed(cfg: Config, key: Key, log: Progress):
     keys, out = jax.random.split(key, len(runs)), {}
     try:
         for i, (name, size, permute, count) in enumerate(log.track(runs, "observed studies")):
-            trial = study.subsample_test(protocol, size)
             x, a, y = LOADERS[name]()[:3]
             arrays = (x - x.mean(0)) / x.std(0), a.astype(float), y
+            trial = study.subsample_test(protocol, size)
             splits = jax.random.split(keys[i], count)
-            out[name, permute] = replicate(trial, splits, *arrays, permute, batch_size=1)
+            out[name, permute] = replicate(trial, splits, *arrays, permute)
     except ImportError as missing:
         log.note(str(missing))
     return out

@@ -17,8 +17,10 @@ from jax.core import Tracer
 from jaxtyping import Array
 
 __all__ = [
+    "check_below",
     "check_binary",
     "check_choice",
+    "check_covariance",
     "check_distinct",
     "check_finite",
     "check_integer",
@@ -28,6 +30,7 @@ __all__ = [
     "check_positive",
     "check_range",
     "check_row_stochastic",
+    "check_rows",
     "check_same_length",
     "check_shape",
     "guard_finite",
@@ -245,3 +248,52 @@ def check_distinct(name: str, value) -> None:
     if known is not None and len(np.unique(known)) < known.size:
         values, counts = np.unique(known, return_counts=True)
         raise ValueError(f"{name}: expected distinct values, got {values[counts > 1][0]:g} twice")
+
+
+def check_rows(name: str, good, expected: str, got: str) -> None:
+    """Checks a condition on every row.
+
+    Args:
+        name: of the argument.
+        good: whether each row is as expected, known values.
+        expected: what was expected, in words.
+        got: what came instead, in words.
+
+    Raises:
+        ValueError: a row is not; the first ones are named.
+    """
+    bad = ~np.asarray(good, bool)
+    if bad.any():
+        raise ValueError(f"{name}: expected {expected}, got {got} (rows {_rows(bad)})")
+
+
+def check_covariance(name: str, value, d: int) -> None:
+    """Checks for a symmetric positive definite (d, d) matrix.
+
+    Raises:
+        ValueError: another shape, NaN, not symmetric, or an eigenvalue that is not above zero.
+    """
+    check_shape(name, value, (d, d))
+    check_finite(name, value)
+    known = _concrete(value)
+    if known is None:
+        return
+    known = known.astype(np.float64)
+    if not np.allclose(known, known.T, rtol=1e-5):
+        raise ValueError(f"{name}: expected a symmetric matrix, got one that is not")
+    least = np.linalg.eigvalsh(known).min(initial=np.inf)
+    if least <= 0:
+        raise ValueError(
+            f"{name}: expected a positive definite matrix, got a smallest eigenvalue of {least:.4g}"
+        )
+
+
+def check_below(name: str, value, bound: float) -> None:
+    """Checks that a number lies strictly below a bound.
+
+    Raises:
+        ValueError: it does not.
+    """
+    known = _concrete(value)
+    if known is not None and not (known < bound).all():
+        raise ValueError(f"{name}: expected a number below {bound:.4g}, got {_short(known)}")

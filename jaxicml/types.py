@@ -33,7 +33,9 @@ class PropensityFn(Protocol):
 class Progress(Protocol):
     """What a long computation reports to: a bar in the harness, silence elsewhere."""
 
-    def track(self, items: Iterable[Item], description: str, total: int | None = None):
+    def track(
+        self, items: Iterable[Item], description: str, total: int | None = None
+    ) -> Iterable[Item]:
         """Yields `items`, advancing a bar by one after each."""
         ...
 

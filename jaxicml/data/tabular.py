@@ -211,10 +211,10 @@ def load_nsw(
             Current Population Survey.
         transform: of the outcome: "none" (dollars), "thousands", "log1p", or "pair" (thousands of
             dollars, and whether there were any).
-        max_controls: keep that many controls of the survey, drawn once with a fixed seed.
+        max_controls: keep that many controls, drawn at random, always the same ones.
 
     Raises:
-        ValueError: another option.
+        ValueError: another option, or more controls than there are.
         ImportError: causaldata is not installed.
     """
     checks.check_choice("controls", controls, ("exp", "cps"))
@@ -225,13 +225,8 @@ def load_nsw(
     rows = frame_columns(package.nsw_mixtape.load_pandas().data, columns)
     if controls == "cps":
         survey = frame_columns(package.cps_mixtape.load_pandas().data, columns)
-        if max_controls is not None:
-            checks.check_integer("max_controls", max_controls, low=1, high=len(survey))
-            chosen = np.random.default_rng(0).choice(len(survey), max_controls, replace=False)
-            survey = survey[np.sort(chosen)]
         rows = np.concatenate([rows[rows[:, -2] == 1], survey])
     if max_controls is not None:
-        checks.check_integer("max_controls", max_controls, low=1)
         rows = rows[_keep_controls(rows[:, -2] == 0, max_controls)]
     outcome_names, outcome = _EARNINGS[transform]
     return Study(
@@ -246,8 +241,10 @@ def load_nsw(
 
 def _keep_controls(is_control: np.ndarray, count: int) -> np.ndarray:
     """Rows of everybody treated and of `count` controls, in their order."""
-    drawn = np.random.default_rng(0).permutation(np.flatnonzero(is_control))[:count]
-    return np.sort(np.concatenate([np.flatnonzero(~is_control), drawn]))
+    controls = np.flatnonzero(is_control)
+    checks.check_integer("max_controls", count, low=1, high=len(controls))
+    drawn = np.random.default_rng(0).choice(len(controls), count, replace=False)
+    return np.sort(np.concatenate([np.flatnonzero(~is_control), controls[drawn]]))
 
 
 _EARNINGS = {

@@ -18,9 +18,9 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import PyTree
 
 from jaxicml import checks
-from jaxicml.types import Keys
+from jaxicml.types import Key, Keys, Progress
 
-__all__ = ["active_devices", "replicate", "use_devices"]
+__all__ = ["active_devices", "replicate", "sweep", "use_devices"]
 
 _AXIS = "replications"
 _chosen: tuple[jax.Device, ...] | None = None
@@ -89,6 +89,41 @@ def replicate(
     shared = jax.tree.map(functools.partial(_place, sharding=everywhere), shared)
     out = _compiled(function, mesh, batch_size, jax.random.key_impl(keys))(data, *shared)
     return jax.tree.map(lambda leaf: _gather(leaf)[:count], out)
+
+
+def sweep(
+    function: Callable,
+    key: Key,
+    settings: Sequence[tuple],
+    count: int,
+    *,
+    batch_size: int | None = None,
+    log: Progress | None = None,
+    label: str = "settings",
+) -> list[PyTree]:
+    """`replicate` for each of several settings, with keys of their own; compiled once.
+
+    Args:
+        function: pure, of one key and the arrays of a setting.
+        key: split over settings and replications.
+        settings: argument tuples of equal shapes.
+        count: replications of each.
+        batch_size: see `replicate`.
+        log: shows progress over the settings.
+        label: what the bar calls them.
+
+    Returns:
+        One stacked result a setting.
+
+    >>> shifted = lambda key, shift: shift + jax.random.uniform(key)
+    >>> near, far = sweep(shifted, jax.random.key(0), [(0.0,), (10.0,)], 4)
+    >>> near.shape, bool(far.min() >= 10)
+    ((4,), True)
+    """
+    keys = jax.random.split(key, (len(settings), count))
+    rows = list(zip(keys, settings, strict=True))
+    rows = rows if log is None else log.track(rows, label)
+    return [replicate(function, own, *shared, batch_size=batch_size) for own, shared in rows]
 
 
 def _place(leaf, sharding):

@@ -1,4 +1,4 @@
-r"""Did treatment change the distribution of the outcome, and by how much? (Sinkhorn treatment effect)
+r"""Sinkhorn treatment effects: did treatment change the law of the outcome, and by how much.
 
 From observations (X, A, Y), with the counterfactual laws P_a = ∫ P(Y | A = a, X = x) dP_X(x),
 
@@ -10,11 +10,13 @@ nuisances, propensity and conditional outcome law, cross-fitted; STEAgg tests ov
 
     estimate                      a table in, a report out; `python -m` this package for a CSV file
     cross_fit                     arrays in, all folds; jit and vmap over keys and data
-    sinkhorn_effect_aggregated    your own nuisances, a grid of ε       sinkhorn_treatment_effect  one ε
-    sinkhorn_divergence, hadamard_kernel, first_order_eif, second_order_eif     the pieces
-    kernel_law, fit_flow + flow_law, conditional_law                            conditional laws
-    logistic_propensity, mlp_propensity                                         propensities
-    ate_aipw, mmd_*, dr_xkte, ipw_kte_permutation, ipw_sinkhorn_plugin, naive_two_sample   baselines
+    sinkhorn_effect_aggregated    your own nuisances, a grid of ε
+    sinkhorn_treatment_effect     your own nuisances, one ε
+    pieces                        sinkhorn_divergence, hadamard_kernel, first_ and second_order_eif
+    conditional laws              kernel_law, fit_flow with flow_law, conditional_law
+    propensities                  logistic_propensity, mlp_propensity
+    baselines                     ate_aipw, mmd_treatment_effect, mmd_effect_aggregated, dr_xkte,
+                                  ipw_kte_permutation, ipw_sinkhorn_plugin, naive_two_sample
 
 >>> import jax
 >>> key = jax.random.key(0)
@@ -26,24 +28,24 @@ nuisances, propensity and conditional outcome law, cross-fitted; STEAgg tests ov
 >>> bool(result.reject)
 True
 
-Faithfulness
-------------
-The paper's: the estimand, both influence functions, the one-step and second-order estimators, the
-test, STEAgg, the MTE benchmark. Predecessors': the Hessian of the divergence, symmetric Sinkhorn
-updates, all baselines. Corrected against the printed algorithm, each with a test: the factor ε of
-the Hessian kernel; the centring of ξ by one and the solve deflated on constants; the factor ½ in the
-simulated null. Ours, because without them the test rejects too many true nulls in small samples:
-the "balanced" reference law of the second-order kernel (`reference="arm1"` is the paper's), and the
-guard that leaves out of the maximum those ε at which S is not yet quadratic (`regime_tol=None` is
-the paper's plain maximum). Their calibration is empirical. Reconstructed, since the paper leaves
-them open: the discrete conditional law (kernel weights, or flow densities on the training outcomes),
-the median heuristic over all pairs of outcomes, the covariance of the simulator, how folds combine.
-The paper's images are PatchCamelyon; handwritten digits stand in for them.
+Faithfulness:
+    The paper's: the estimand, both influence functions, the one-step and second-order estimators,
+    the test, STEAgg, the MTE benchmark. Predecessors': the Hessian of the divergence, symmetric
+    Sinkhorn updates, all baselines. Corrected against the printed algorithm, each with a test: the
+    factor ε of the Hessian kernel; the centring of ξ by one, with the solve deflated on constants;
+    the factor ½ in the simulated null. Ours, because without them the test rejects too many true
+    nulls in small samples: the "balanced" reference law of the second-order kernel
+    (`reference="arm1"` is the paper's), and the guard that leaves out of the maximum those ε at
+    which S is not yet quadratic (`regime_tol=None` is the paper's plain maximum); their calibration
+    is empirical. Reconstructed, since the paper leaves them open: the discrete conditional law
+    (kernel weights, or flow densities on the training outcomes), the median heuristic over all
+    pairs of outcomes, the covariance of the simulator, how folds combine. The paper's images are
+    PatchCamelyon; handwritten digits stand in for them. The warm start of the potentials and the
+    factorised resolvent are ours and change no result.
 
-References
-----------
-Agarwal, Luedtke, "Sinkhorn Treatment Effects: A Causal Optimal Transport Measure", ICML 2026,
-arXiv 2605.08485.
+References:
+    Agarwal, Luedtke, "Sinkhorn Treatment Effects: A Causal Optimal Transport Measure", ICML 2026,
+    arXiv 2605.08485.
 """
 
 from jaxicml.methods.sinkhorn_effect.analysis import EffectReport, estimate

@@ -15,6 +15,7 @@ References:
     Agarwal, Luedtke, "Sinkhorn Treatment Effects", 2026, arXiv 2605.08485 (Appendix I.1).
 """
 
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -136,6 +137,7 @@ def gaussian_law(theta: Scalar, kind: str, sigma: Float[Array, "d d"] | None = N
     return _gaussian_law(jnp.asarray(theta, float), kind, jnp.asarray(covariance, float))
 
 
+@functools.partial(jax.jit, static_argnames="kind")
 def _gaussian_law(theta, kind, sigma) -> GaussianLaw:
     d = sigma.shape[0]
     eye, nothing = jnp.eye(d, dtype=sigma.dtype), jnp.zeros(d, sigma.dtype)
@@ -173,21 +175,22 @@ def sample_gaussian(
     checks.check_integer("n", n, low=1)
     checks.check_finite("confounding", confounding)
     checks.check_finite("overlap", overlap)
+    return _sample_gaussian(key, n, law, confounding, overlap)
+
+
+@functools.partial(jax.jit, static_argnames="n")
+def _sample_gaussian(key, n, law, confounding, overlap) -> Sample:
     dtype, d = law.shift.dtype, law.shift.shape[0]
-    x_key, a_key, y_key, mode_key = jax.random.split(key, 4)
-    x = jax.random.normal(x_key, (n, 3), dtype)
+    normal_key, uniform_key = jax.random.split(key)
+    x, noise = jnp.split(jax.random.normal(normal_key, (n, 3 + d), dtype), [3], axis=1)
+    assign, mode = jax.random.uniform(uniform_key, (2, n), dtype)
     total = x.sum(1)
-    a = _bernoulli(a_key, overlap * total)
-    noise = jax.random.normal(y_key, (n, d), dtype)
-    sign = jnp.where(law.bimodal, jax.random.rademacher(mode_key, (n,), dtype), 1)
+    a = assign < jax.nn.sigmoid(overlap * total)
+    sign = jnp.where(law.bimodal & (mode < 0.5), -1, 1).astype(dtype)
     treated = sign[:, None] * law.shift + noise @ law.chol1.T
     y = jnp.where(a[:, None], treated, noise @ law.chol0.T)
     shared = jnp.asarray(confounding, dtype) * total / np.sqrt(3)
     return Sample(x, a.astype(dtype), y + shared[:, None].astype(dtype))
-
-
-def _bernoulli(key, log_odds):
-    return jax.random.bernoulli(key, jax.nn.sigmoid(log_odds))
 
 
 def simulate_image_trial(
@@ -235,11 +238,17 @@ def simulate_image_trial(
     for name, value in (("pool0", pool0), ("pool1", pool1), ("theta", theta)):
         checks.check_finite(name, value)
     checks.check_integer("p", p, low=1)
-    dtype = pool0.dtype
+    slopes = _slopes("pi1", pi1, p), _slopes("gamma1", gamma1, p)
+    return _image_trial(key, n, theta, pool0, pool1, pi0, gamma0, slopes)
+
+
+@functools.partial(jax.jit, static_argnames="n")
+def _image_trial(key, n, theta, pool0, pool1, pi0, gamma0, slopes) -> Sample:
+    dtype, (pi1, gamma1) = pool0.dtype, slopes
     keys = jax.random.split(key, 6)
-    x = jax.random.normal(keys[0], (n, p), dtype)
-    sick = _bernoulli(keys[1], pi0 + x @ _slopes("pi1", pi1, p, dtype))
-    a = _bernoulli(keys[2], gamma0 + x @ _slopes("gamma1", gamma1, p, dtype))
+    x = jax.random.normal(keys[0], (n, len(pi1)), dtype)
+    sick = _bernoulli(keys[1], pi0 + x @ pi1.astype(dtype))
+    a = _bernoulli(keys[2], gamma0 + x @ gamma1.astype(dtype))
     healed = _bernoulli(keys[3], theta + 0.01 * x.sum(1))
     healthy_image = jax.random.choice(keys[4], pool0, (n,))
     sick_image = jax.random.choice(keys[5], pool1, (n,))
@@ -247,11 +256,15 @@ def simulate_image_trial(
     return Sample(x, a.astype(dtype), jnp.where(shows_sick[:, None], sick_image, healthy_image))
 
 
-def _slopes(name, value, p, dtype):
+def _bernoulli(key, log_odds):
+    return jax.random.bernoulli(key, jax.nn.sigmoid(log_odds))
+
+
+def _slopes(name, value, p):
     if np.ndim(value):
         checks.check_shape(name, value, (p,))
     checks.check_finite(name, value)
-    return jnp.broadcast_to(jnp.asarray(value, dtype), (p,))
+    return jnp.broadcast_to(jnp.asarray(value, float), (p,))
 
 
 def digits_pools(num_components: int = 10) -> tuple[np.ndarray, np.ndarray]:

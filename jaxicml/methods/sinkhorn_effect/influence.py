@@ -157,21 +157,21 @@ def _first_order(fixed: Design, epsilon, tol, max_iter):
     n = fixed.rows.shape[0]
     options = {"tol": tol, "max_iter": max_iter}
     to_atoms, atoms = fixed.cost[:, n:], fixed.cost[n:, n:]
+    arms = jnp.stack([fixed.p1, fixed.p0])
     cross = ot.cross_potentials(atoms, fixed.p1, fixed.p0, epsilon, **options)
-    own1 = ot.self_potential(atoms, fixed.p1, epsilon, **options)
-    own0 = ot.self_potential(atoms, fixed.p0, epsilon, **options)
+    own = jax.vmap(lambda p: ot.self_potential(atoms, p, epsilon, **options))(arms)
 
-    value = functools.partial(ot.dual_value, atoms, epsilon=epsilon)
-    plugin = (
-        value(fixed.p1, fixed.p0, cross.f, cross.g)
-        - value(fixed.p1, fixed.p1, own1.f, own1.f) / 2
-        - value(fixed.p0, fixed.p0, own0.f, own0.f) / 2
-    )
-    everywhere = functools.partial(ot.extend_potential, cost=to_atoms, epsilon=epsilon)
-    centred1 = everywhere(cross.g, fixed.p0) - everywhere(own1.f, fixed.p1)
-    centred0 = everywhere(cross.f, fixed.p1) - everywhere(own0.f, fixed.p0)
+    own_values = jax.vmap(lambda p, f: ot.dual_value(atoms, p, p, f, f, epsilon))(arms, own.f)
+    value = ot.dual_value(atoms, fixed.p1, fixed.p0, cross.f, cross.g, epsilon)
+    plugin = value - own_values.sum() / 2
+    # υ₁ is the cross potential extended from arm 0, less the self potential of arm 1
+    duals = jnp.concatenate([jnp.stack([cross.g, cross.f]), own.f])
+    laws = jnp.concatenate([arms[::-1], arms])
+    extend = jax.vmap(lambda dual, law: ot.extend_potential(dual, law, to_atoms, epsilon))
+    extended = extend(duals, laws)
+    centred1, centred0 = extended[0] - extended[2], extended[1] - extended[3]
     eif1 = first_order_from_witnesses(fixed, centred1, centred0)
-    error = jnp.maximum(cross.error, jnp.maximum(own1.error, own0.error))
+    error = jnp.maximum(cross.error, own.error.max())
     return plugin, jax.lax.stop_gradient(eif1), error
 
 

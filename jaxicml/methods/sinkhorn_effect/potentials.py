@@ -194,7 +194,10 @@ def extend_potential(
 def dual_value(cost, a, b, f, g, epsilon) -> Float[Array, ""]:
     """Dual objective at fixed potentials: equals OT_ε there, with its gradient (envelope)."""
     f, g = jax.lax.stop_gradient((f, g))
-    mass = a @ jnp.exp((f[:, None] + g[None, :] - cost) / epsilon) @ b
+    # between two points without weight the plan has no bound, and no mass
+    charged = (a > 0)[:, None] | (b > 0)[None, :]
+    exponent = jnp.where(charged, (f[:, None] + g[None, :] - cost) / epsilon, -jnp.inf)
+    mass = a @ jnp.exp(exponent) @ b
     return a @ f + b @ g - epsilon * (mass - 1)
 
 

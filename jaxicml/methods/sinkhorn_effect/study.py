@@ -1,8 +1,8 @@
 """Monte-Carlo studies of the method: each is one pure function of a key, for `train.replicate`.
 
 The factories are cached, so that equal settings give the same function object and compile once.
-Strength, confounding, pools and data are arguments of that function: a sweep over them runs the same
-program. Every replication draws its own data, fits its own nuisances and runs every test on them.
+Strength, confounding, pools and data are arguments of that function: a sweep over them runs the
+same program. Every replication draws its data, fits its nuisances and runs every test on them.
 """
 
 import functools
