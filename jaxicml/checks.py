@@ -202,7 +202,8 @@ def check_row_stochastic(name: str, value, *, atol: float = 1e-6) -> None:
             f"(rows {_rows(known < 0)})"
         )
     # float32 sums of a few thousand weights are off by more than 1e-6
-    off = np.abs(known.sum(-1, dtype=np.float64) - 1) > max(atol, 4 * np.finfo(known.dtype).eps)
+    near = np.abs(known.sum(-1, dtype=np.float64) - 1) <= max(atol, 4 * np.finfo(known.dtype).eps)
+    off = ~near  # NaN is not near
     if off.any():
         worst = known.sum(-1, dtype=np.float64)[off].flat[0]
         raise ValueError(

@@ -109,6 +109,7 @@ def estimate(
     num_folds: int = 2,
     seed: int = 0,
     epsilons: Any = None,
+    multiples: Any = estimator.DEFAULT_MULTIPLES,
     alpha: Scalar = 0.05,
     num_null: int = 2000,
     bandwidth: Scalar | None = None,
@@ -134,8 +135,9 @@ def estimate(
             randomised trial. They are standardised.
         num_folds: K of the cross-fitting; 1 fits on one half and evaluates on the other.
         seed: of the split, the nuisances and the null law.
-        epsilons: grid of regularisations in outcome units squared (after standardising);
-            ½, 1, 2, 4 and 8 times the median cost by default.
+        epsilons: grid of regularisations in outcome units squared (after standardising).
+        multiples: the grid in units of the median cost ½‖y − y'‖² of two rows; where `epsilons`
+            is None.
         alpha: level of the test and of the intervals.
         num_null: draws of the null law, at least 99.
         bandwidth: of the kernel law in standard deviations of the covariates; by default the best
@@ -178,7 +180,7 @@ def estimate(
     scale = data.y.std(0) if standardise else np.ones(data.y.shape[1])
     scaled = data._replace(x=_standardised(data.x), y=data.y / scale)
     with jax.enable_x64(True):
-        grid = _grid(scaled.y, epsilons)
+        grid = _grid(scaled.y, epsilons, multiples)
         folds = _folds(scaled, grid, fit_propensity, fit_law, setting, progress)
         return _report(scaled, scale, grid, folds, setting)
 
@@ -283,13 +285,13 @@ def _standardised(x: np.ndarray) -> np.ndarray:
     return np.where(varies, centred / np.where(varies, deviation, 1), 0)
 
 
-def _grid(outcome: np.ndarray, epsilons) -> _Grid:
+def _grid(outcome: np.ndarray, epsilons, multiples) -> _Grid:
     cost, notes = float(_median_cost(jnp.asarray(outcome))), ()
     mean_cost = float(outcome.var(0, ddof=1).sum())
     if cost < 1e-9 * mean_cost:
         cost, notes = mean_cost, ("most pairs of outcomes are equal: ε is scaled by mean cost",)
     if epsilons is None:
-        epsilons = cost * np.array(estimator.DEFAULT_MULTIPLES)
+        epsilons = cost * np.asarray(multiples, float)
     return _Grid(np.asarray(estimator.check_grid(np.asarray(epsilons, float))), cost, notes)
 
 
@@ -474,8 +476,8 @@ def _warnings(table: EpsilonTable, overlap: Overlap, per_fold, quadratic, settin
     if not quadratic:
         notes.append(
             "no ε is large enough for the expansion behind the test (ρ should be near 1 at the "
-            "largest), often because of a few extreme outcomes: take larger ε, or transform the "
-            "outcome"
+            "largest), often because of a few extreme outcomes: take larger multiples of the "
+            "median cost, or transform the outcome"
         )
     elif len(table.kept) > 1 and table.kept.sum() == 1:
         notes.append("only the largest ε takes part: the test sees little detail")

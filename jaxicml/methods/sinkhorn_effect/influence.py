@@ -227,13 +227,14 @@ def reference_law(fixed: Design, reference: str) -> Float[Array, " z"]:
 def _kernel_form(cost, mu, potential, rows, epsilon, *, full: bool):
     """Rows · k · rowsᵀ for the Hessian kernel k at μ; `full`: μ charges all points of `rows`."""
     scale = jnp.sqrt(mu)
-    xi = jnp.exp((potential[:, None] + potential[None, :] - cost) / epsilon)
-    deflated = (xi - 1) * scale[:, None] * scale[None, :]
+    # ξ − 1 without cancellation where ξ is near one: large ε, close outcomes
+    xi_less_1 = jnp.expm1((potential[:, None] + potential[None, :] - cost) / epsilon)
+    deflated = xi_less_1 * scale[:, None] * scale[None, :]
     if full:
         inverse = jnp.where(scale > 0, 1 / jnp.where(scale > 0, scale, 1), 0)
         return epsilon * _resolvent_form(deflated, rows * inverse)
     # constants of ξ drop out: rows sum to zero
-    smoothed = rows @ (xi - 1)
+    smoothed = rows @ xi_less_1
     return epsilon * (smoothed @ rows.T + _resolvent_form(deflated, smoothed * scale))
 
 
@@ -241,6 +242,8 @@ def _resolvent_form(
     operator: Float[Array, "z z"], rows: Float[Array, "n z"]
 ) -> Float[Array, "n n"]:
     """Rows · M (I − M²)⁻¹ · rowsᵀ = ½ rows [(I − M)⁻¹ − (I + M)⁻¹] rowsᵀ for 0 ≤ M < I."""
+    # never differentiated: the batching rule of the factorisation has no transpose
+    operator, rows = jax.lax.stop_gradient((operator, rows))
     identity = jnp.eye(operator.shape[0], dtype=operator.dtype)
     return (inverse_form(identity - operator, rows) - inverse_form(identity + operator, rows)) / 2
 
@@ -408,12 +411,13 @@ def _hadamard_kernel(atoms, mu, query_a, query_b, epsilon, tol, max_iter):
     extend = lambda cost: ot.extend_potential(f, mu, cost, epsilon)
     to_a, to_b = ot.half_squared_cost(query_a, atoms), ot.half_squared_cost(query_b, atoms)
     f_a, f_b = extend(to_a), extend(to_b)
-    xi = lambda f, g, cost: jnp.exp((f[:, None] + g[None, :] - cost) / epsilon)
+    xi_less_1 = lambda f, g, cost: jnp.expm1((f[:, None] + g[None, :] - cost) / epsilon)
 
     scale = jnp.sqrt(mu)
-    deflated = (xi(f, f, own) - 1) * scale[:, None] * scale[None, :]
-    q_a, q_b = (xi(f_a, f, to_a) - 1) * scale, (xi(f_b, f, to_b) - 1) * scale
+    deflated = xi_less_1(f, f, own) * scale[:, None] * scale[None, :]
+    q_a, q_b = xi_less_1(f_a, f, to_a) * scale, xi_less_1(f_b, f, to_b) * scale
     identity = jnp.eye(atoms.shape[0], dtype=atoms.dtype)
     solve = lambda sign: jax.scipy.linalg.solve(identity + sign * deflated, q_b.T, assume_a="pos")
     resolvent = (solve(-1) - solve(1)) / 2
-    return epsilon * (xi(f_a, f_b, ot.half_squared_cost(query_a, query_b)) - 1 + q_a @ resolvent)
+    between = xi_less_1(f_a, f_b, ot.half_squared_cost(query_a, query_b))
+    return epsilon * (between + q_a @ resolvent)

@@ -240,8 +240,8 @@ class EffectReport:
         return [
             f"Distance of the two distributions: {self.distance:.3g} {self.unit}, "
             f"{self._level} interval {_interval(*self.distance_interval)}",
-            f"    (a pure shift of that size has the same effect: √(2 STE); "
-            f"STE = {self.ste:.3g}, {_interval(*self.ste_interval)}, at ε = {epsilon:.3g})",
+            f"    (√(2 STE): a pure shift of that size has this effect; "
+            f"STE = {self.ste:.3g}, {_interval(*self.ste_interval)}, ε = {epsilon:.3g})",
         ]
 
     def _average_lines(self):
@@ -310,7 +310,7 @@ def _interval(low: float, high: float) -> str:
 def _p_number(p: float) -> str:
     if math.isnan(p):
         return "-"
-    return f"{p:.3f}" if p >= 0.001 else f"{p:.1g}"
+    return f"{p:.2g}"
 
 
 def _p_words(p: float, floor: float) -> str:

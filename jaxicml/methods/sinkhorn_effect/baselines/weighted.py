@@ -147,12 +147,9 @@ def ipw_kte_permutation(
     >>> print(out.statistic, out.p_value)  # 2 (1 − exp(−½)), and 1/201
     0.7869 0.00498
     """
-    _check_observed(outcome, treatment)
-    checks.check_shape("propensity", propensity, treatment.shape)
-    checks.check_open_unit("propensity", propensity)
+    _check_weighted(outcome, treatment, propensity, clip)
     checks.check_positive("bandwidth", bandwidth)
     checks.check_integer("num_permutations", num_permutations, low=99)
-    checks.check_range("clip", clip, 0.0, 0.49)
     return _ipw_kte(
         key, outcome, treatment, propensity, bandwidth, clip, num_permutations=num_permutations
     )
@@ -214,11 +211,8 @@ def ipw_sinkhorn_plugin(
     >>> print(ipw_sinkhorn_plugin(y, a, jnp.full(4, 0.5), epsilon=1.0))  # a shift by 2 costs ½·2²
     2.0
     """
-    _check_observed(outcome, treatment)
-    checks.check_shape("propensity", propensity, treatment.shape)
-    checks.check_open_unit("propensity", propensity)
+    _check_weighted(outcome, treatment, propensity, clip)
     checks.check_positive("epsilon", epsilon)
-    checks.check_range("clip", clip, 0.0, 0.49)
     checks.check_integer("max_iter", max_iter, low=1)
     return _ipw_sinkhorn(outcome, treatment, propensity, epsilon, clip, tol=tol, max_iter=max_iter)
 
@@ -322,3 +316,10 @@ def _check_observed(outcome, treatment) -> None:
     checks.check_shape("treatment", treatment, (outcome.shape[0],))
     checks.check_finite("outcome", outcome)
     checks.check_binary("treatment", treatment)
+
+
+def _check_weighted(outcome, treatment, propensity, clip) -> None:
+    _check_observed(outcome, treatment)
+    checks.check_shape("propensity", propensity, treatment.shape)
+    checks.check_open_unit("propensity", propensity)
+    checks.check_range("clip", clip, 0.0, 0.49)
