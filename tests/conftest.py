@@ -7,6 +7,8 @@ import hypothesis
 import jax
 import jaxtyping
 import pytest
+import scipy.linalg  # noqa: F401  (loads the BLAS whose threads are limited)
+import threadpoolctl
 
 jax.config.update("jax_num_cpu_devices", 2)
 
@@ -15,6 +17,9 @@ if os.environ.get("JAXICML_TEST_CACHE", "1") != "0":
     jax.config.update("jax_compilation_cache_dir", str(cache / "jaxicml" / "test-xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+# small factorisations: worker threads of BLAS cost several times what they bring
+threadpoolctl.threadpool_limits(1, user_api="blas")
 
 hypothesis.settings.register_profile(
     "jaxicml", deadline=None, max_examples=25, derandomize=True, database=None

@@ -16,6 +16,7 @@ import jax
 from jaxicml import checks
 from jaxicml.harness import files, plots, progress, provenance, scales, terminal, text
 from jaxicml.harness.claims import Report
+from jaxicml.harness.threads import one_blas_thread
 
 __all__ = ["CompileClock", "destination", "run_driver", "write_result"]
 
@@ -141,7 +142,12 @@ def _timed_run(module, call: scales.Call, devices: Sequence[Any]):
     from jaxicml.train.sharding import use_devices
 
     start = time.perf_counter()
-    with CompileClock().watching() as clock, use_devices(devices), progress.for_terminal() as log:
+    with (
+        CompileClock().watching() as clock,
+        use_devices(devices),
+        one_blas_thread(),
+        progress.for_terminal() as log,
+    ):
         report = module.run(call.config, jax.random.key(call.common.seed), log)
     total = time.perf_counter() - start
     if not isinstance(report, Report):
