@@ -1,13 +1,21 @@
-"""What the studies of `sinkhorn_effect` say: claims, tables and the figure."""
+"""The studies of `sinkhorn_effect` and what they say: claims, tables and the figure."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from jaxicml.data import tabular
 from jaxicml.harness import plots
 from jaxicml.harness.claims import Claim, Condition, Table, exact, paired, rate
+from jaxicml.methods.sinkhorn_effect import bimodal_curve, study
+from jaxicml.methods.sinkhorn_effect.data import gaussian_law
 from jaxicml.methods.sinkhorn_effect.study import Comparison, Estimates, RealTest
 from jaxicml.stats.intervals import bootstrap_interval, slope_interval, wilson_interval
+from jaxicml.train.sharding import replicate
+from jaxicml.types import Key, Progress
 
 CELLS = NULL, MEAN, COV, MODES = ("mean", 0.0), ("mean", 0.9), ("cov", 1.35), ("bimodal", 1.0)
 """Gaussian trials that the claims are about."""
@@ -16,6 +24,13 @@ SHIFT = 1.6
 """Mean shift θ of the debiasing rows: S = θ² exactly, for every ε."""
 
 LEVEL = 0.05
+
+LOADERS = {
+    "nhefs": tabular.load_nhefs,
+    "nsw": partial(tabular.load_nsw, transform="thousands"),
+    "cps": partial(tabular.load_nsw, controls="cps", transform="thousands", max_controls=815),
+    "cps_all": partial(tabular.load_nsw, controls="cps", transform="thousands"),
+}
 
 
 class Curve(NamedTuple):
@@ -45,6 +60,49 @@ class Evidence(NamedTuple):
     curve: Curve
     images: dict[float, Comparison]
     observed: dict[tuple[str, bool], RealTest]
+
+
+def run_estimates(cfg, key: Key, run_all) -> dict[tuple[float, int, int], Estimates]:
+    """Estimators on mean shifts, for each (confounding, folds, multiple of n)."""
+    law, out = gaussian_law(SHIFT, "mean"), {}
+    keys = jax.random.split(key, len(cfg.estimation))
+    for own, (confounding, folds, multiple) in zip(keys, cfg.estimation, strict=True):
+        protocol = study.Protocol(n=multiple * cfg.n, num_null=cfg.num_null)
+        # overlap .5; ε = 0 stands for the median cost
+        settings = [(law, confounding, 0.5, 0.0)]
+        trial = study.estimation_trial(protocol, folds)
+        out[confounding, folds, multiple] = run_all(
+            trial, own, settings, cfg.replications, label="debiasing"
+        )[0]
+    return out
+
+
+def run_curve(cfg, key: Key, run_all) -> Curve:
+    """Estimates and exact effects along the bimodal family."""
+    thetas = np.linspace(0, 6, 13)
+    settings = [(gaussian_law(theta, "bimodal"), 0.0, 1.0, 1.0) for theta in thetas]
+    trial = study.estimation_trial(study.Protocol(n=cfg.n, num_null=cfg.num_null), 2)
+    fitted = run_all(trial, key, settings, cfg.seeds, label="saturation")
+    exact = bimodal_curve(jnp.asarray(thetas), epsilon=1.0)
+    return Curve(thetas, np.stack([row.onestep for row in fitted], 1), *map(np.asarray, exact))
+
+
+def run_observed(cfg, key: Key, log: Progress) -> dict[tuple[str, bool], RealTest]:
+    """Observed studies and permuted subsamples; empty where causaldata is not installed."""
+    protocol = study.Protocol(num_null=cfg.num_null, bandwidth=(0.75, 1.0, 1.5, 2.0, 3.0))
+    runs = [(name, size, False, cfg.splits) for name, size in cfg.studies]
+    runs.append(("nhefs", cfg.subsample, True, cfg.permutations))
+    keys, out = jax.random.split(key, len(runs)), {}
+    try:
+        for i, (name, size, permute, count) in enumerate(log.track(runs, "observed studies")):
+            x, a, y = LOADERS[name]()[:3]
+            arrays = (x - x.mean(0)) / x.std(0), a.astype(float), y
+            trial = study.subsample_test(protocol, size)
+            splits = jax.random.split(keys[i], count)
+            out[name, permute] = replicate(trial, splits, *arrays, permute)
+    except ImportError as missing:
+        log.note(str(missing))
+    return out
 
 
 def claims(result: Evidence) -> list[Claim]:
@@ -130,11 +188,10 @@ def _debiasing(row: Estimates) -> Claim:
 
 def _ratio_interval(top, bottom) -> tuple[float, float]:
     """Bootstrap interval of a ratio of means over the same replications."""
-    import jax
-
     ratio = lambda pairs: pairs[:, 0].mean() / pairs[:, 1].mean()
-    pairs = np.stack([top, bottom], axis=1)
-    return tuple(bootstrap_interval(jax.random.key(0), pairs, statistic=ratio))
+    pairs = jnp.stack([jnp.asarray(top), jnp.asarray(bottom)], axis=1)
+    low, high = bootstrap_interval(jax.random.key(0), pairs, statistic=ratio)
+    return float(low), float(high)
 
 
 def _covered(estimate, se) -> np.ndarray:
@@ -168,7 +225,7 @@ def _aggregation(result: Evidence) -> Claim:
 def _saturation(curve: Curve) -> Claim:
     first, last = slice(None, 5), slice(-5, None)
     slope = lambda values, part: np.polyfit(curve.thetas[part], values[part], 1)[0]
-    fitted = slope_interval(curve.thetas[last], curve.fitted[:, last])
+    fitted = slope_interval(jnp.asarray(curve.thetas[last]), jnp.asarray(curve.fitted[:, last]))
     mean_slope = slope(curve.fitted.mean(0), last)
     growth = slope(curve.sinkhorn, last) - slope(curve.sinkhorn, first)
     mmd_ratio = slope(curve.half_mmd, last) / slope(curve.half_mmd, first)

@@ -11,24 +11,15 @@ from dataclasses import dataclass
 from functools import partial
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from experiments import _sinkhorn_effect as evidence
-from jaxicml.data import tabular
 from jaxicml.harness.claims import Report
-from jaxicml.methods.sinkhorn_effect import bimodal_curve, digits_pools, study
+from jaxicml.methods.sinkhorn_effect import digits_pools, study
 from jaxicml.methods.sinkhorn_effect.data import gaussian_law
-from jaxicml.train.sharding import replicate, sweep
+from jaxicml.train.sharding import sweep
 from jaxicml.types import Key, Progress
 
 NULL, MEAN, COV, MODES = evidence.CELLS
-LOADERS = {
-    "nhefs": tabular.load_nhefs,
-    "nsw": partial(tabular.load_nsw, transform="thousands"),
-    "cps": partial(tabular.load_nsw, controls="cps", transform="thousands", max_controls=815),
-    "cps_all": partial(tabular.load_nsw, controls="cps", transform="thousands"),
-}
 
 
 @dataclass(frozen=True)
@@ -87,53 +78,11 @@ def run(cfg: Config, key: Key, log: Progress) -> Report:
         result = evidence.Evidence(
             multiples=protocol.multiples,
             tests=dict(zip(cfg.cells, tests, strict=True)),
-            estimates=_estimates(cfg, keys[2], run_all),
-            curve=_curve(cfg, protocol, keys[3], run_all),
+            estimates=evidence.run_estimates(cfg, keys[2], run_all),
+            curve=evidence.run_curve(cfg, keys[3], run_all),
             images=dict(zip(cfg.healing, pictures, strict=True)),
-            observed=_observed(cfg, keys[4], log),
+            observed=evidence.run_observed(cfg, keys[4], log),
         )
         return Report(
             evidence.claims(result), evidence.tables(result), {"figure": evidence.figure(result)}
         )
-
-
-def _estimates(cfg: Config, key: Key, run_all):
-    law, out = gaussian_law(evidence.SHIFT, "mean"), {}
-    keys = jax.random.split(key, len(cfg.estimation))
-    for own, (confounding, folds, multiple) in zip(keys, cfg.estimation, strict=True):
-        protocol = study.Protocol(n=multiple * cfg.n, num_null=cfg.num_null)
-        # overlap .5; ε = 0 stands for the median cost
-        settings = [(law, confounding, 0.5, 0.0)]
-        trial = study.estimation_trial(protocol, folds)
-        out[confounding, folds, multiple] = run_all(
-            trial, own, settings, cfg.replications, label="debiasing"
-        )[0]
-    return out
-
-
-def _curve(cfg: Config, protocol: study.Protocol, key: Key, run_all):
-    thetas = np.linspace(0, 6, 13)
-    settings = [(gaussian_law(theta, "bimodal"), 0.0, 1.0, 1.0) for theta in thetas]
-    trial = study.estimation_trial(protocol, 2)
-    fitted = run_all(trial, key, settings, cfg.seeds, label="saturation")
-    exact = bimodal_curve(jnp.asarray(thetas), epsilon=1.0)
-    return evidence.Curve(
-        thetas, np.stack([row.onestep for row in fitted], 1), *map(np.asarray, exact)
-    )
-
-
-def _observed(cfg: Config, key: Key, log: Progress):
-    protocol = study.Protocol(num_null=cfg.num_null, bandwidth=(0.75, 1.0, 1.5, 2.0, 3.0))
-    runs = [(name, size, False, cfg.splits) for name, size in cfg.studies]
-    runs.append(("nhefs", cfg.subsample, True, cfg.permutations))
-    keys, out = jax.random.split(key, len(runs)), {}
-    try:
-        for i, (name, size, permute, count) in enumerate(log.track(runs, "observed studies")):
-            x, a, y = LOADERS[name]()[:3]
-            arrays = (x - x.mean(0)) / x.std(0), a.astype(float), y
-            trial = study.subsample_test(protocol, size)
-            splits = jax.random.split(keys[i], count)
-            out[name, permute] = replicate(trial, splits, *arrays, permute)
-    except ImportError as missing:
-        log.note(str(missing))
-    return out

@@ -9,6 +9,7 @@ numbers do not depend on how many devices took part.
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,12 +23,15 @@ from jaxicml.types import Key, Keys, Progress
 
 __all__ = ["active_devices", "replicate", "sweep", "use_devices"]
 
+Device = Any
+"""One of `jax.devices()`."""
+
 _AXIS = "replications"
-_chosen: tuple[jax.Device, ...] | None = None
+_chosen: tuple[Device, ...] | None = None
 
 
 @contextlib.contextmanager
-def use_devices(devices: Sequence[jax.Device]) -> Iterator[None]:
+def use_devices(devices: Sequence[Device]) -> Iterator[None]:
     """Within the block, `replicate` spreads its keys over these devices.
 
     Args:
@@ -46,7 +50,7 @@ def use_devices(devices: Sequence[jax.Device]) -> Iterator[None]:
         _chosen = before
 
 
-def active_devices() -> tuple[jax.Device, ...]:
+def active_devices() -> tuple[Device, ...]:
     """The devices of the enclosing `use_devices`; outside of one, the default device."""
     return _chosen if _chosen is not None else (jax.devices()[0],)
 

@@ -302,9 +302,9 @@ def fold_terms(
 def summarise(
     folds: list[FoldTerms],
     epsilons: Float[Array, " e"],
-    clipped: Float[Array, ""],
-    alpha: Float[Array, ""],
-    beta: Float[Array, ""],
+    clipped: Scalar,
+    alpha: Scalar,
+    beta: Scalar,
     regime_tol: float | None,
 ) -> AggResult:
     """Adds up the folds and tests, at each ε and over the grid.
@@ -317,6 +317,7 @@ def summarise(
         beta: level of the quantiles that scale the aggregated statistic.
         regime_tol: guard of the quadratic regime, or None.
     """
+    alpha = jnp.asarray(alpha, epsilons.dtype)
     sizes = jnp.array([fold.eif1.shape[1] for fold in folds], epsilons.dtype)
     total = sizes.sum()
     by_fold = lambda field: jnp.stack([getattr(fold, field) for fold in folds])
@@ -343,7 +344,7 @@ def summarise(
         p_value=jax.vmap(significance.monte_carlo_p_value)(statistic, null),
         null_quantile=quantiles(null, alpha),
         eif1=eif1,
-        clipped=jnp.broadcast_to(clipped, epsilons.shape),
+        clipped=jnp.full(epsilons.shape, clipped, epsilons.dtype),
         converged=converged,
     )
 

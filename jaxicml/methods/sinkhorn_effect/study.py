@@ -40,8 +40,8 @@ class Protocol:
 
     Attributes:
         n: observations of the evaluation sample, and of the nuisance sample.
-        bandwidth: of the kernel law, in units of the covariates; several are chosen from by
-            leave-one-out (in `subsample_test` and `estimation_trial`).
+        bandwidth: of the kernel law, in units of the covariates; one of several is chosen by
+            leave-one-out.
         multiples: η of the grid ε = η · median cost.
         num_null: draws of the null laws.
         alpha: level.
@@ -124,7 +124,7 @@ def _compare(key: Key, x, a, y, protocol: Protocol) -> Comparison:
     """All tests on the second half, with nuisances and the median cost from the first."""
     n = protocol.n
     propensity, clipped = clip_propensity(logistic_propensity(x[:n], a[:n])(x[n:]), protocol.clip)
-    law = kernel_law(x[:n], a[:n], y[:n], x[n:], bandwidth=protocol.bandwidth)
+    law = _law(protocol, x[:n], a[:n], y[:n], x[n:])
     median = estimator.median_cost(y[:n])
     epsilons = median * jnp.asarray(protocol.multiples, y.dtype)
     sample = y[n:], a[n:], propensity, law
@@ -199,19 +199,13 @@ def subsample_test(protocol: Protocol, size: int, num_folds: int = 2):
 
 
 def _terms(key, x, a, y, epsilons, protocol: Protocol, num_folds: int):
-    def law(key, x, a, y, x_eval):
-        bandwidth = jnp.asarray(protocol.bandwidth, x.dtype)
-        if bandwidth.ndim:
-            bandwidth = select_bandwidth(x, a, y, bandwidth).bandwidth
-        return kernel_law(x, a, y, x_eval, bandwidth=bandwidth)
-
     return estimator.cross_fit_terms(
         key,
         x,
         a,
         y,
         lambda key, x, a: logistic_propensity(x, a),
-        law,
+        lambda key, *sample: _law(protocol, *sample),
         epsilons,
         num_folds,
         protocol.clip,
@@ -220,6 +214,14 @@ def _terms(key, x, a, y, epsilons, protocol: Protocol, num_folds: int):
     )
 
 
+def _law(protocol: Protocol, x, a, y, x_eval):
+    """The kernel law, its bandwidth chosen on the same training sample where there is a choice."""
+    bandwidth = jnp.asarray(protocol.bandwidth, x.dtype)
+    if bandwidth.ndim:
+        bandwidth = select_bandwidth(x, a, y, bandwidth).bandwidth
+    return kernel_law(x, a, y, x_eval, bandwidth=bandwidth)
+
+
 def _summary(folds, epsilons, clipped, protocol: Protocol, regime_tol):
-    alpha = jnp.asarray(protocol.alpha, epsilons.dtype)
+    alpha = protocol.alpha
     return estimator.summarise(folds, epsilons, clipped, alpha, alpha, regime_tol)
