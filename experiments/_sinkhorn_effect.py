@@ -417,9 +417,12 @@ def _interval(p_values) -> tuple[float, float, float]:
 
 def _draw_tests(ax, result: Evidence):
     fields = {"guarded": "STEAgg", "mte_agg": "MTEAgg", "dr_xkte": "DR-xKTE", "ate": "ATE"}
-    for field, label in fields.items():
-        values = np.array([_interval(getattr(result.tests[cell], field)) for cell in CELLS]).T
-        plots.line(ax, range(len(CELLS)), *values, label=label, marked=True)
+    for k, (field, label) in enumerate(fields.items()):
+        value, low, high = np.array([_interval(getattr(result.tests[c], field)) for c in CELLS]).T
+        place, color = np.arange(len(CELLS)) + 0.16 * (k - 1.5), plots.PALETTE[k]
+        ax.bar(place, value, width=0.14, color=color, alpha=0.85)
+        ax.vlines(place, low, high, color="#444444", linewidth=1)
+        ax.annotate(label, (0.02, 0.96 - 0.09 * k), xycoords="axes fraction", color=color, va="top")
     ax.set_xticks(range(len(CELLS)), [_NAMES[cell] for cell in CELLS])
     ax.set_ylabel("rejection rate")
     ax.set_ylim(0, 1.02)
@@ -445,9 +448,10 @@ def _draw_errors(ax, row: Estimates):
     plots.histogram(ax, row.plugin, label="plug-in", bins=edges)
     plots.histogram(ax, row.onestep, label="one-step", bins=edges)
     ax.axvline(SHIFT**2, color=plots.GREY, linestyle="--")
-    ax.annotate("truth", (SHIFT**2, 1.0), xycoords=("data", "axes fraction"), va="top", ha="right")
+    top = (SHIFT**2, 0.98)
+    ax.annotate(" truth", top, xycoords=("data", "axes fraction"), va="top", color=plots.GREY)
     ax.set_xlabel("estimate of STE")
-    ax.set_ylabel("data sets")
+    ax.set_ylabel("density over data sets")
     plots.direct_labels(ax)
 
 

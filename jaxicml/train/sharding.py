@@ -51,8 +51,8 @@ def use_devices(devices: Sequence[Device]) -> Iterator[None]:
 
 
 def active_devices() -> tuple[Device, ...]:
-    """The devices of the enclosing `use_devices`; outside of one, the default device."""
-    return _chosen if _chosen is not None else (jax.devices()[0],)
+    """The devices of the enclosing `use_devices`; outside of one, the first of this process."""
+    return _chosen if _chosen is not None else (jax.local_devices()[0],)
 
 
 def replicate(
@@ -136,7 +136,7 @@ def _place(leaf, sharding):
 
 
 def _gather(leaf) -> np.ndarray:
-    if jax.process_count() > 1:
+    if not leaf.is_fully_addressable:
         return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
     return np.asarray(leaf)
 

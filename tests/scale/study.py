@@ -28,7 +28,9 @@ def numbers():
         trial = study.gaussian_comparison(study.Protocol(n=16, num_null=99))
         keys = jax.random.split(jax.random.key(0), 12)
         out = sharding.replicate(trial, keys, gaussian_law(0.9, "mean"), 0.0, 1.0)
-    return [leaf.tolist() for leaf in jax.tree.leaves(out)]
+    # outside of the block every process works for itself
+    alone = sharding.replicate(jax.random.uniform, jax.random.split(jax.random.key(1), 3))
+    return [leaf.tolist() for leaf in jax.tree.leaves((out, alone))]
 
 
 if __name__ == "__main__":

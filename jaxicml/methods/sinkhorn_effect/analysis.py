@@ -162,14 +162,17 @@ def estimate(
         FileNotFoundError: there is no such file.
 
     >>> rng = np.random.default_rng(0)
-    >>> age = rng.normal(50, 10, 120)
-    >>> trained = (rng.random(120) < 0.5).astype(int)
-    >>> wage = 20 + 0.2 * age + 8 * trained + rng.normal(0, 3, 120)
-    >>> table = {"age": age, "trained": trained, "wage": wage}
-    >>> report = estimate(
-    ...     table, treatment="trained", outcome="wage", covariates=["age"], num_null=199)
+    >>> age, school = rng.normal(50, 10, 200), rng.normal(12, 2, 200)
+    >>> trained = (rng.random(200) < 0.5).astype(int)
+    >>> wage = 20 + 0.2 * age + school + 8 * trained + rng.normal(0, 3, 200)
+    >>> table = {"age": age, "school": school, "trained": trained, "wage": wage}
+    >>> columns = {"treatment": "trained", "outcome": "wage", "covariates": ["age", "school"]}
+    >>> report = estimate(table, **columns, num_null=199)
     >>> print(report.verdict)
     The distribution of wage differs between treated and untreated (p ≤ 0.005).
+    >>> low, high = report.distance_interval
+    >>> bool(low < 8 < high)  # wages rose by 8
+    True
     """
     setting = _Setting(num_folds, seed, alpha, num_null, reference, regime_tol, clip)
     _check_setting(setting)

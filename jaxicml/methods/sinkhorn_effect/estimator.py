@@ -501,7 +501,7 @@ def _check_options(alpha, num_null, reference, clip, max_iter) -> None:
     checks.check_open_unit("alpha", alpha)
     checks.check_integer("num_null", num_null, low=99)
     checks.check_choice("reference", reference, eif.REFERENCES)
-    checks.check_range("clip", clip, 0.0, 0.49)
+    checks.check_open_unit("2 * clip", 2 * clip)
     checks.check_integer("max_iter", max_iter, low=1)
 
 

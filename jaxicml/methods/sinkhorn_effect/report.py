@@ -204,11 +204,10 @@ class EffectReport:
         what = f"distribution of {_listed(self.outcomes)}"
         if math.isnan(self.p_value):
             return f"No test of whether the {what} differs: see the warnings."
+        p = self.p_words + ("" if self.quadratic else ", unreliable: see the warnings")
         if self.reject:
-            return f"The {what} differs between treated and untreated ({self.p_words})."
-        return (
-            f"No evidence that the {what} differs between treated and untreated ({self.p_words})."
-        )
+            return f"The {what} differs between treated and untreated ({p})."
+        return f"No evidence that the {what} differs between treated and untreated ({p})."
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists and numbers that JSON holds; NaN becomes None."""
