@@ -14,7 +14,7 @@ import jax
 
 from experiments import _sinkhorn_effect as evidence
 from jaxicml.harness.claims import Report
-from jaxicml.methods.sinkhorn_effect import digits_pools, study
+from jaxicml.methods.sinkhorn_effect import digits_pools, load_pcam, study
 from jaxicml.methods.sinkhorn_effect.data import gaussian_law
 from jaxicml.train.sharding import sweep
 from jaxicml.types import Key, Progress
@@ -34,6 +34,10 @@ class Config:
     """Replications run as one vmap on a device."""
     num_null: int = 500
     """Draws of each null law."""
+    law: str = "kernel"
+    """Conditional law of the simulated trials, "kernel" or "flow"."""
+    pcam: str = ""
+    """Folder or embeddings of PatchCamelyon; digits stand in where it is empty."""
     cells: tuple[tuple[str, float], ...] = (NULL, ("mean", 0.6), MEAN, COV, MODES)
     """Kind and strength θ of the Gaussian trials; the claims need the null and three others."""
     estimation: tuple[tuple[float, int, int], ...] = (
@@ -58,7 +62,7 @@ SCALES = {
     "smoke": Config(**_TINY, cells=evidence.CELLS, estimation=((1.0, 2, 1),),
                     healing=(-20.0, 20.0), studies=(("nhefs", 90),), subsample=90),
     "cpu": Config(),
-    "full": Config(n=5000, replications=1000, num_null=2000, permutations=200,
+    "full": Config(n=5000, replications=1000, num_null=2000, law="flow", permutations=200,
                    subsample=1566, studies=(("nhefs", 1566), ("nsw", 445), ("cps_all", 16177))),
 }  # fmt: skip
 
@@ -68,11 +72,12 @@ def run(cfg: Config, key: Key, log: Progress) -> Report:
     with jax.enable_x64(True):
         keys = jax.random.split(key, 5)
         run_all = partial(sweep, batch_size=cfg.batch, log=log)
-        protocol = study.Protocol(n=cfg.n, num_null=cfg.num_null)
+        protocol = study.Protocol(n=cfg.n, num_null=cfg.num_null, law=cfg.law)
         cells = [(gaussian_law(theta, kind), 0.0, 1.0) for kind, theta in cfg.cells]
         trial = study.gaussian_comparison(protocol)
         tests = run_all(trial, keys[0], cells, cfg.replications, label="Gaussian trials")
-        images = [(theta, *digits_pools()) for theta in cfg.healing]
+        pools = load_pcam(cfg.pcam) if cfg.pcam else digits_pools()
+        images = [(theta, *pools) for theta in cfg.healing]
         trial = study.image_comparison(protocol)
         pictures = run_all(trial, keys[1], images, cfg.replications, label="image trials")
         result = evidence.Evidence(

@@ -23,6 +23,7 @@ __all__ = [
     "check_covariance",
     "check_distinct",
     "check_finite",
+    "check_floating",
     "check_integer",
     "check_known",
     "check_min_rows",
@@ -32,6 +33,7 @@ __all__ = [
     "check_row_stochastic",
     "check_rows",
     "check_same_length",
+    "check_scalar",
     "check_shape",
     "guard_finite",
     "is_traced",
@@ -298,3 +300,35 @@ def check_below(name: str, value, bound: float) -> None:
     known = _concrete(value)
     if known is not None and not (known < bound).all():
         raise ValueError(f"{name}: expected a number below {bound:.4g}, got {_short(known)}")
+
+
+def check_floating(name: str, value) -> None:
+    """Checks that an array holds float32 or float64 numbers.
+
+    Integers would round every option to whole numbers, and half precision has too few digits for
+    the solves here.
+
+    Raises:
+        ValueError: another dtype, or no array.
+    """
+    dtype = getattr(value, "dtype", None)
+    if dtype is None:
+        raise ValueError(f"{name}: expected an array, got {type(value).__name__}")
+    if dtype not in (np.float32, np.float64):
+        raise ValueError(f"{name}: expected float32 or float64, got {dtype}; convert it first")
+
+
+def check_scalar(name: str, value) -> None:
+    """Checks that a value is one number, known or traced.
+
+    Raises:
+        ValueError: it is no number, or has dimensions.
+    """
+    numeric = isinstance(value, Tracer) or np.asarray(value).dtype.kind in "iuf"
+    if not numeric or np.shape(value):
+        raise ValueError(f"{name}: expected one number, got {_describe(value)}")
+
+
+def _describe(value) -> str:
+    shape = np.shape(value)
+    return f"an array of shape {shape}" if shape else repr(value)

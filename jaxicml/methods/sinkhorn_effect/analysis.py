@@ -278,13 +278,19 @@ def _check_sample(data: _Data, num_folds: int) -> None:
         least = MIN_ROWS_PER_FOLD * max(num_folds, 2)
         checks.check_min_rows(label, np.flatnonzero(data.a == arm), least)
     for name, column in zip(data.outcomes, data.y.T, strict=True):
-        checks.check_positive(f"standard deviation of column {name!r}", column.std())
+        spread = column.std()
+        # rounding alone gives a constant column a standard deviation
+        varies = spread > 1e-12 * np.abs(column).max()
+        checks.check_positive(f"standard deviation of column {name!r}", spread if varies else 0.0)
 
 
 def _standardised(x: np.ndarray) -> np.ndarray:
     """Columns of mean 0 and standard deviation 1; a constant one becomes 0."""
+    largest = np.abs(x).max(0)
+    # scaled first: squares of huge or tiny numbers leave the range of floats
+    x = x / np.where(largest > 0, largest, 1)
     centred, deviation = x - x.mean(0), x.std(0)
-    varies = deviation > 1e-12 * np.abs(x).max(0)
+    varies = deviation > 1e-12
     return np.where(varies, centred / np.where(varies, deviation, 1), 0)
 
 

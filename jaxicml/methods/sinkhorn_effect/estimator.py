@@ -166,7 +166,7 @@ def sinkhorn_treatment_effect(
     True
     """
     eif.check_sample(outcome, treatment, propensity, law)
-    checks.check_positive("epsilon", epsilon)
+    ot.check_solver(epsilon, tol)
     _check_options(alpha, num_null, reference, clip, max_iter)
     aggregated = _evaluate(
         key,
@@ -212,7 +212,7 @@ def sinkhorn_effect_aggregated(
         treatment: 0 or 1.
         propensity: estimated P(A = 1 | x) of each observation.
         law: conditional outcome laws, estimated on other observations.
-        epsilons: the grid, increasing.
+        epsilons: the grid, no value twice.
         alpha: level of the test and of the intervals.
         beta: each ε is measured in its own upper β-quantile; `alpha` by default.
         num_null: draws of the null law, at least 99.
@@ -227,9 +227,10 @@ def sinkhorn_effect_aggregated(
         ValueError: shapes, values, grid or options are not as described.
     """
     eif.check_sample(outcome, treatment, propensity, law)
+    _check_guard(regime_tol, tol)
     beta = alpha if beta is None else beta
-    checks.check_open_unit("beta", beta)
     _check_options(alpha, num_null, reference, clip, max_iter)
+    checks.check_open_unit("beta", beta)
     return _evaluate(
         key,
         outcome,
@@ -322,7 +323,7 @@ def summarise(
     total = sizes.sum()
     by_fold = lambda field: jnp.stack([getattr(fold, field) for fold in folds])
     plugins = by_fold("plugin")
-    onesteps = plugins + jnp.stack([fold.eif1.mean(1) for fold in folds])
+    onesteps = jax.lax.stop_gradient(plugins) + jnp.stack([fold.eif1.mean(1) for fold in folds])
     second_orders = onesteps + by_fold("correction") / 2
     eif1 = jnp.concatenate([fold.eif1 for fold in folds], axis=1)
     null = by_fold("null").sum(0)
@@ -394,7 +395,7 @@ def cross_fit(
         outcome: outcomes.
         propensity_fn: `(key, x, treatment) -> f` with `f(x)` the probability of treatment.
         law_fn: `(key, x, treatment, outcome, x_eval) -> ConditionalLaw` at `x_eval`.
-        epsilons: the grid, increasing, in outcome units squared.
+        epsilons: the grid in outcome units squared, no value twice.
         num_folds: K; 1 is the plain split.
         alpha: level of the tests and intervals.
         beta: level of the scaling quantiles, `alpha` by default.
@@ -414,12 +415,14 @@ def cross_fit(
     checks.check_shape("treatment", treatment, (None,))
     checks.check_same_length(x=x, treatment=treatment, outcome=outcome)
     checks.check_integer("num_folds", num_folds, low=1, high=max(1, x.shape[0] // 4))
-    checks.check_finite("x", x)
-    checks.check_finite("outcome", outcome)
+    for name, floats in (("x", x), ("outcome", outcome)):
+        checks.check_floating(name, floats)
+        checks.check_finite(name, floats)
     checks.check_binary("treatment", treatment)
+    _check_guard(regime_tol, tol)
     beta = alpha if beta is None else beta
-    checks.check_open_unit("beta", beta)
     _check_options(alpha, num_null, reference, clip, max_iter)
+    checks.check_open_unit("beta", beta)
     epsilons = check_grid(epsilons).astype(outcome.dtype)
 
     options = {"num_null": num_null, "reference": reference, "tol": tol, "max_iter": max_iter}
@@ -456,18 +459,23 @@ def cross_fit_terms(
         propensity_key, law_key, null_key = jax.random.split(key, 3)
         propensity = propensity_fn(propensity_key, x[train], treatment[train])(x[evaluate])
         law = law_fn(law_key, x[train], treatment[train], outcome[train], x[evaluate])
+        # the checks of known values see nothing here: what is no probability ends as NaN
+        propensity = jnp.where((propensity >= 0) & (propensity <= 1), propensity, jnp.nan)
+        eif.check_sample(outcome[evaluate], treatment[evaluate], propensity, law)
         propensity, clipped = clip_propensity(propensity, clip)
         terms = fold_terms(
             null_key, outcome[evaluate], treatment[evaluate], propensity, law, epsilons, **options
         )
         return terms, clipped
 
-    folds, clipped = [], []
-    for group, keys in _equal_sizes(splits, jax.random.split(fold_key, num_folds)):
+    folds, clipped = {}, {}
+    for members, group, keys in _equal_sizes(splits, jax.random.split(fold_key, num_folds)):
         terms, fractions = jax.lax.map(one_fold, (keys, *group))
-        folds += [jax.tree.map(lambda leaf, i=i: leaf[i], terms) for i in range(keys.shape[0])]
-        clipped.append(fractions)
-    return folds, jnp.concatenate(clipped).mean()
+        for i, member in enumerate(members):
+            folds[member] = jax.tree.map(lambda leaf, i=i: leaf[i], terms)
+            clipped[member] = fractions[i]
+    fractions = jnp.stack([clipped[k] for k in range(num_folds)])
+    return [folds[k] for k in range(num_folds)], fractions.mean()
 
 
 def split_indices(key: Key, n: int, num_folds: int) -> list[tuple[Array, Array]]:
@@ -488,7 +496,7 @@ def _equal_sizes(splits, keys):
     for size in sorted(set(sizes)):
         members = [i for i, other in enumerate(sizes) if other == size]
         train, evaluate = zip(*(splits[i] for i in members), strict=True)
-        yield (jnp.stack(train), jnp.stack(evaluate)), keys[jnp.array(members)]
+        yield members, (jnp.stack(train), jnp.stack(evaluate)), keys[jnp.array(members)]
 
 
 def _check_arms(treatment, splits) -> None:
@@ -497,7 +505,18 @@ def _check_arms(treatment, splits) -> None:
         checks.check_binary("treatment (in an evaluation fold)", treatment[evaluate])
 
 
+def _check_guard(regime_tol, tol) -> None:
+    if regime_tol is not None:
+        if not isinstance(regime_tol, (int, float)):
+            got = type(regime_tol).__name__
+            raise ValueError(f"regime_tol: expected a Python number or None, got {got}")
+        checks.check_range("regime_tol", regime_tol, 0.0, float("inf"))
+    ot.check_solver(1.0, tol)
+
+
 def _check_options(alpha, num_null, reference, clip, max_iter) -> None:
+    checks.check_scalar("alpha", alpha)
+    checks.check_scalar("clip", clip)
     checks.check_open_unit("alpha", alpha)
     checks.check_integer("num_null", num_null, low=99)
     checks.check_choice("reference", reference, eif.REFERENCES)
@@ -507,7 +526,7 @@ def _check_options(alpha, num_null, reference, clip, max_iter) -> None:
 
 def check_grid(epsilons) -> Float[Array, " e"]:
     """Checks a grid of ε: not empty, all above zero, no value twice."""
-    epsilons = jnp.asarray(epsilons)
+    epsilons = jnp.asarray(epsilons) * 1.0
     checks.check_shape("epsilons", epsilons, (None,))
     if epsilons.shape[0] == 0:
         raise ValueError("epsilons: expected at least one value, got none")
@@ -518,6 +537,10 @@ def check_grid(epsilons) -> Float[Array, " e"]:
 
 def median_cost(outcome: Float[Array, "n d"]) -> Float[Array, ""]:
     """Median of ½‖y_i − y_j‖² over pairs i < j; outcome units squared."""
+    checks.check_shape("outcome", outcome, (None, None))
+    checks.check_floating("outcome", outcome)
+    checks.check_min_rows("outcome", outcome, 2)
+    checks.check_finite("outcome", outcome)
     n = outcome.shape[0]
     first, second = jnp.triu_indices(n, 1)
     return jnp.median(ot.half_squared_cost(outcome, outcome)[first, second])

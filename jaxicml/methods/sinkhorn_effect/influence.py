@@ -32,7 +32,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxicml import checks
 from jaxicml.methods.sinkhorn_effect import potentials as ot
-from jaxicml.methods.sinkhorn_effect.laws import ConditionalLaw
+from jaxicml.methods.sinkhorn_effect.laws import ConditionalLaw, check_shared_atoms
 from jaxicml.methods.sinkhorn_effect.linalg import inverse_form
 from jaxicml.types import Scalar
 
@@ -64,6 +64,8 @@ class Design(NamedTuple):
         control: (1−a)/(1−e), in the control arm.
         weights1: conditional law of the treated outcome, one row an observation.
         weights0: conditional law of the control outcome.
+        valid: whether propensities and laws are probabilities; they may have been traced, where
+            no check can look at them.
     """
 
     cost: Float[Array, "z z"]
@@ -74,6 +76,7 @@ class Design(NamedTuple):
     control: Float[Array, " n"]
     weights1: Float[Array, "n m"]
     weights0: Float[Array, "n m"]
+    valid: Bool[Array, ""]
 
 
 class Influence(NamedTuple):
@@ -109,13 +112,23 @@ def design(
         law: estimated conditional outcome laws at the covariates of the evaluation sample.
     """
     atoms, weights1, weights0 = _common_atoms(law)
+    valid = ((propensity > 0) & (propensity < 1)).all() & _stochastic(weights1)
+    valid &= _stochastic(weights0)
+    # rows may be off by rounding; transport needs equal masses to its own tolerance
+    weights1 = weights1 / weights1.sum(1, keepdims=True)
+    weights0 = weights0 / weights0.sum(1, keepdims=True)
     points = jnp.concatenate([outcome, atoms])
     p1, p0 = weights1.mean(0), weights0.mean(0)
     treated, control = treatment / propensity, (1 - treatment) / (1 - propensity)
     on_atoms = (1 - treated)[:, None] * weights1 - (1 - control)[:, None] * weights0 - p1 + p0
     rows = jnp.concatenate([jnp.diag(treated - control), on_atoms], axis=1)
     cost = ot.half_squared_cost(points, points)
-    return Design(cost, p1, p0, rows, treated, control, weights1, weights0)
+    return Design(cost, p1, p0, rows, treated, control, weights1, weights0, valid)
+
+
+def _stochastic(weights) -> Bool[Array, ""]:
+    slack = 1e-6 if weights.dtype == jnp.float64 else 1e-5
+    return (weights >= 0).all() & (jnp.abs(weights.sum(1) - 1) <= slack).all()
 
 
 def _common_atoms(law: ConditionalLaw):
@@ -146,9 +159,10 @@ def influence(
     plugin, eif1, first_error = _first_order(fixed, epsilon, tol, max_iter)
     eif2, quadratic, second_error = _second_order(fixed, epsilon, reference, tol, max_iter)
     # equal laws have S = 0 = Δᵀ k Δ: quadratic by any measure
-    same = quadratic <= 4 * jnp.finfo(quadratic.dtype).eps
+    same = quadratic <= 4 * jnp.finfo(quadratic.dtype).eps * epsilon
     regime = jnp.where(same, 1.0, 2 * plugin / jnp.where(same, 1.0, quadratic))
     converged = (jnp.maximum(first_error, second_error) <= tol) & jnp.isfinite(eif2).all()
+    converged &= ot.representable(fixed.cost, epsilon) & fixed.valid
     return Influence(plugin, eif1, eif2, jax.lax.stop_gradient(regime), converged)
 
 
@@ -342,6 +356,8 @@ def _second_order_alone(outcome, treatment, propensity, law, epsilon, reference,
 def check_sample(outcome, treatment, propensity, law: ConditionalLaw) -> None:
     """The checks that every estimator of this method makes of an evaluation sample."""
     checks.check_shape("outcome", outcome, (None, None))
+    if not isinstance(law, ConditionalLaw):
+        raise ValueError(f"law: expected a ConditionalLaw, got {type(law).__name__}")
     n, d = outcome.shape
     checks.check_shape("treatment", treatment, (n,))
     checks.check_shape("propensity", propensity, (n,))
@@ -349,6 +365,10 @@ def check_sample(outcome, treatment, propensity, law: ConditionalLaw) -> None:
     checks.check_shape("law.atoms0", law.atoms0, (None, d))
     checks.check_shape("law.weights1", law.weights1, (n, law.atoms1.shape[0]))
     checks.check_shape("law.weights0", law.weights0, (n, law.atoms0.shape[0]))
+    for name, floats in (("outcome", outcome), ("propensity", propensity)):
+        checks.check_floating(name, floats)
+    for name in ("atoms1", "atoms0", "weights1", "weights0"):
+        checks.check_floating(f"law.{name}", getattr(law, name))
     checks.check_finite("outcome", outcome)
     checks.check_binary("treatment", treatment)
     checks.check_open_unit("propensity", propensity)
@@ -356,6 +376,7 @@ def check_sample(outcome, treatment, propensity, law: ConditionalLaw) -> None:
     checks.check_finite("law.atoms0", law.atoms0)
     checks.check_row_stochastic("law.weights1", law.weights1)
     checks.check_row_stochastic("law.weights0", law.weights0)
+    check_shared_atoms(law)
 
 
 def hadamard_kernel(
@@ -396,7 +417,10 @@ def hadamard_kernel(
     checks.check_shape("mu", mu, (atoms.shape[0],))
     checks.check_shape("query_a", query_a, (None, atoms.shape[1]))
     checks.check_shape("query_b", query_b, (None, atoms.shape[1]))
-    checks.check_finite("atoms", atoms)
+    for name, points in (("atoms", atoms), ("query_a", query_a), ("query_b", query_b)):
+        checks.check_floating(name, points)
+        checks.check_finite(name, points)
+    checks.check_floating("mu", mu)
     checks.check_row_stochastic("mu", mu[None])
     checks.check_positive("epsilon", epsilon)
     tol = ot.default_tolerance(atoms.dtype) if tol is None else tol

@@ -109,11 +109,23 @@ def conditional_law(
         checks.check_finite(name, value)
     checks.check_row_stochastic("weights1", weights1)
     checks.check_row_stochastic("weights0", weights0)
-    if shared:
-        checks.check_shape("atoms0", atoms0, atoms1.shape)
-        if not checks.is_traced(atoms1, atoms0) and not np.array_equal(atoms1, atoms0):
-            raise ValueError("atoms0: expected the atoms of atoms1 when shared, got others")
-    return ConditionalLaw(*map(jnp.asarray, given.values()), shared=shared)
+    law = ConditionalLaw(*map(jnp.asarray, given.values()), shared=shared)
+    check_shared_atoms(law)
+    return law
+
+
+def check_shared_atoms(law: ConditionalLaw) -> None:
+    """Checks that a law which says so has the same atoms in both arms.
+
+    Raises:
+        ValueError: it has others.
+    """
+    if not law.shared:
+        return
+    checks.check_shape("atoms0", law.atoms0, law.atoms1.shape)
+    known = not checks.is_traced(law.atoms1, law.atoms0)
+    if known and not np.array_equal(law.atoms1, law.atoms0):
+        raise ValueError("atoms0: expected the atoms of atoms1 when shared, got others")
 
 
 def kernel_law(
@@ -151,6 +163,7 @@ def kernel_law(
     check_sample(x_train, a_train, y_train)
     checks.check_shape("x_eval", x_eval, (None, x_train.shape[1]))
     checks.check_finite("x_eval", x_eval)
+    checks.check_scalar("bandwidth", bandwidth)
     checks.check_positive("bandwidth", bandwidth)
     weights = _arm_weights(x_train, a_train, x_eval, jnp.asarray(bandwidth, x_train.dtype))
     weights1, weights0 = (arm.astype(y_train.dtype) for arm in weights)
@@ -206,6 +219,8 @@ def check_sample(x, a, y) -> None:
     checks.check_shape("x", x, (None, None))
     checks.check_shape("a", a, (x.shape[0],))
     checks.check_shape("y", y, (x.shape[0], None))
+    checks.check_floating("x", x)
+    checks.check_floating("y", y)
     checks.check_finite("x", x)
     checks.check_binary("a", a)
     checks.check_finite("y", y)
@@ -213,7 +228,8 @@ def check_sample(x, a, y) -> None:
 
 @jax.jit
 def _arm_weights(x_train: Array, a_train: Array, x_eval: Array, bandwidth: Array):
-    logits = -half_squared_cost(x_eval, x_train) / bandwidth**2
+    # divided before squaring: a tiny bandwidth must not vanish
+    logits = -half_squared_cost(x_eval / bandwidth, x_train / bandwidth)
     return _normalised(logits, a_train == 1), _normalised(logits, a_train == 0)
 
 

@@ -56,12 +56,19 @@ def inverse_form(matrix: Float[Array, "z z"], rows: Float[Array, "n z"]) -> Floa
     return half @ half.T
 
 
-@_safely_batched
 def solve_positive(matrix: Float[Array, "p p"], vector: Float[Array, " p"]) -> Float[Array, " p"]:
-    """Solution of matrix · x = vector for a positive definite matrix.
+    """Solution of matrix · x = vector for a positive definite matrix; differentiable in both.
 
     >>> import jax.numpy as jnp
     >>> solve_positive(2 * jnp.eye(2), jnp.array([1.0, 4.0]))
     Array([0.5, 2. ], dtype=float32)
     """
+    fixed = jax.lax.stop_gradient(matrix)
+    return jax.lax.custom_linear_solve(
+        lambda x: matrix @ x, vector, lambda _, right: _cholesky_solve(fixed, right), symmetric=True
+    )
+
+
+@_safely_batched
+def _cholesky_solve(matrix, vector):
     return jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(matrix, lower=True), vector)

@@ -126,9 +126,11 @@ def sinkhorn_divergence(
     """
     checks.check_shape("x", x, (None, None))
     checks.check_shape("y", y, (None, x.shape[1]))
-    checks.check_finite("x", x)
-    checks.check_finite("y", y)
-    checks.check_positive("epsilon", epsilon)
+    for name, points in (("x", x), ("y", y)):
+        checks.check_floating(name, points)
+        checks.check_min_rows(name, points, 1)
+        checks.check_finite(name, points)
+    check_solver(epsilon, tol)
     checks.check_integer("max_iter", max_iter, low=1)
     a = jnp.full(x.shape[0], 1 / x.shape[0], x.dtype) if a is None else a
     b = jnp.full(y.shape[0], 1 / y.shape[0], y.dtype) if b is None else b
@@ -136,13 +138,28 @@ def sinkhorn_divergence(
     checks.check_shape("b", b, (y.shape[0],))
     checks.check_row_stochastic("a", a[None])
     checks.check_row_stochastic("b", b[None])
+    y, a, b = (jnp.asarray(array, x.dtype) for array in (y, a, b))
     return _divergence(x, y, a, b, epsilon, tol=tol, max_iter=max_iter)
+
+
+def check_solver(epsilon: Scalar, tol: float | None) -> None:
+    """Checks a regularisation and a tolerance.
+
+    Raises:
+        ValueError: ε is not one number above zero, or the tolerance not between 0 and 1.
+    """
+    checks.check_scalar("epsilon", epsilon)
+    checks.check_positive("epsilon", epsilon)
+    if tol is not None:
+        checks.check_open_unit("tol", tol)
 
 
 @functools.partial(jax.jit, static_argnames=("tol", "max_iter"))
 def _divergence(x, y, a, b, epsilon, *, tol, max_iter):
     epsilon = jnp.asarray(epsilon, x.dtype)
     tol = default_tolerance(x.dtype) if tol is None else tol
+    # transport needs equal masses to its own tolerance
+    a, b = a / a.sum(), b / b.sum()
     options = {"tol": tol, "max_iter": max_iter}
     costs = half_squared_cost(x, y), half_squared_cost(x, x), half_squared_cost(y, y)
     cross = cross_potentials(costs[0], a, b, epsilon, **options)
@@ -154,8 +171,9 @@ def _divergence(x, y, a, b, epsilon, *, tol, max_iter):
         dual_value(costs[2], b, b, own_y.f, own_y.f, epsilon),
     ]
     worst = jnp.maximum(cross.error, jnp.maximum(own_x.error, own_y.error))
+    converged = (worst <= tol) & representable(costs[0], epsilon)
     potentials = SinkhornPotentials(
-        cross.f, cross.g, own_x.f, own_y.f, cost, worst <= tol, cross.n_iters
+        cross.f, cross.g, own_x.f, own_y.f, cost, converged, cross.n_iters
     )
     return cost - (own[0] + own[1]) / 2, potentials
 
@@ -171,6 +189,11 @@ def half_squared_cost(x: Float[Array, "m d"], y: Float[Array, "k d"]) -> Float[A
 def default_tolerance(dtype) -> float:
     """The L1 marginal error asked for by default: 1e-9 in float64, 1e-5 below."""
     return 1e-9 if jnp.finfo(dtype).bits >= 64 else 1e-5
+
+
+def representable(cost: Float[Array, "m k"], epsilon: Scalar) -> Bool[Array, ""]:
+    """Whether the dtype resolves costs beside ε; differences of potentials are sums of both."""
+    return jnp.finfo(cost.dtype).eps * epsilon <= 1e-3 * cost.max() + (cost.max() == 0) * epsilon
 
 
 def extend_potential(

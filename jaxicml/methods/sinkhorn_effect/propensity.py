@@ -192,6 +192,8 @@ def clip_propensity(propensity: Float[Array, " n"], eta: Scalar = 0.02) -> Clipp
     """
     checks.check_shape("propensity", propensity, (None,))
     checks.check_range("propensity", propensity, 0.0, 1.0)
+    checks.check_floating("propensity", propensity)
+    checks.check_scalar("eta", eta)
     checks.check_open_unit("2 * eta", 2 * eta)
     eta = jnp.asarray(eta, propensity.dtype)
     outside = (propensity < eta) | (propensity > 1 - eta)
@@ -244,6 +246,7 @@ def _fit_mlp(key, x, a, learning_rate, weight_decay, validation, sizes, steps):
 def _check_treatment(x, a) -> None:
     checks.check_shape("x", x, (None, None))
     checks.check_shape("a", a, (x.shape[0],))
+    checks.check_floating("x", x)
     checks.check_finite("x", x)
     checks.check_binary("a", a)
 

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float
 from jaxicml.methods.sinkhorn_effect import estimator
 from jaxicml.methods.sinkhorn_effect.baselines import ate_aipw, dr_xkte, mmd_fold_terms
 from jaxicml.methods.sinkhorn_effect.data import sample_gaussian, simulate_image_trial
+from jaxicml.methods.sinkhorn_effect.flow import fit_flow, flow_law
 from jaxicml.methods.sinkhorn_effect.laws import kernel_law, select_bandwidth
 from jaxicml.methods.sinkhorn_effect.propensity import clip_propensity, logistic_propensity
 from jaxicml.types import Key
@@ -46,6 +47,8 @@ class Protocol:
         num_null: draws of the null laws.
         alpha: level.
         clip: bound of the propensities.
+        law: conditional law, "kernel" or "flow" (conditional RealNVP, fitted anew on every data
+            set).
     """
 
     n: int = 200
@@ -54,6 +57,7 @@ class Protocol:
     num_null: int = 500
     alpha: float = 0.05
     clip: float = 0.02
+    law: str = "kernel"
 
 
 class Comparison(NamedTuple):
@@ -124,7 +128,8 @@ def _compare(key: Key, x, a, y, protocol: Protocol) -> Comparison:
     """All tests on the second half, with nuisances and the median cost from the first."""
     n = protocol.n
     propensity, clipped = clip_propensity(logistic_propensity(x[:n], a[:n])(x[n:]), protocol.clip)
-    law = _law(protocol, x[:n], a[:n], y[:n], x[n:])
+    key, law_key = jax.random.split(key)
+    law = _law(protocol, law_key, x[:n], a[:n], y[:n], x[n:])
     median = estimator.median_cost(y[:n])
     epsilons = median * jnp.asarray(protocol.multiples, y.dtype)
     sample = y[n:], a[n:], propensity, law
@@ -205,7 +210,7 @@ def _terms(key, x, a, y, epsilons, protocol: Protocol, num_folds: int):
         a,
         y,
         lambda key, x, a: logistic_propensity(x, a),
-        lambda key, *sample: _law(protocol, *sample),
+        functools.partial(_law, protocol),
         epsilons,
         num_folds,
         protocol.clip,
@@ -214,8 +219,14 @@ def _terms(key, x, a, y, epsilons, protocol: Protocol, num_folds: int):
     )
 
 
-def _law(protocol: Protocol, x, a, y, x_eval):
-    """The kernel law, its bandwidth chosen on the same training sample where there is a choice."""
+def _law(protocol: Protocol, key: Key, x, a, y, x_eval):
+    """The conditional law; a bandwidth is chosen on the training sample where there is a choice."""
+    if protocol.law == "flow":
+        masks = jnp.stack([a == 1, a == 0])
+        fit = lambda key, mask: fit_flow(key, x, y, mask=mask).flow
+        flows = jax.vmap(fit)(jax.random.split(key), masks)
+        flow1, flow0 = (jax.tree.map(lambda leaf, arm=arm: leaf[arm], flows) for arm in (0, 1))
+        return flow_law(flow1, flow0, x, a, y, x_eval)
     bandwidth = jnp.asarray(protocol.bandwidth, x.dtype)
     if bandwidth.ndim:
         bandwidth = select_bandwidth(x, a, y, bandwidth).bandwidth

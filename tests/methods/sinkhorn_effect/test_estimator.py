@@ -453,7 +453,7 @@ def test_mean_influence_vanishes_like_the_root_of_n(x64):
     [
         ({"num_null": 98}, "num_null: expected a whole number of at least 99, got 98"),
         ({"reference": "arm0"}, "reference: expected one of .*, got 'arm0'"),
-        ({"clip": 0.5}, "clip: expected values in"),
+        ({"clip": 0.5}, "clip: expected values strictly"),
         ({"max_iter": 0}, "max_iter: expected a whole number of at least 1, got 0"),
         ({"alpha": 1.0}, "alpha: expected values strictly between 0 and 1, got 1.0"),
         ({"beta": 0.0}, "beta: expected values strictly between 0 and 1, got 0.0"),
