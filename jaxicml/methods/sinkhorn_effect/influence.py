@@ -147,7 +147,7 @@ def influence(
     """Both influence functions at one ε.
 
     Cost, with n observations, m atoms and N = n + m: two Cholesky factors N³/3, four solves and
-    products N²n. Three N x N matrices are held at the peak.
+    products N²n. About seven N x N matrices are held at the peak (`memory_analysis`).
 
     Args:
         fixed: points, weights and signed rows.
@@ -259,7 +259,10 @@ def _resolvent_form(
     # never differentiated: the batching rule of the factorisation has no transpose
     operator, rows = jax.lax.stop_gradient((operator, rows))
     identity = jnp.eye(operator.shape[0], dtype=operator.dtype)
-    return (inverse_form(identity - operator, rows) - inverse_form(identity + operator, rows)) / 2
+    # one sign after the other: the two factors need not be in memory together
+    signs = jnp.array([-1, 1], operator.dtype)
+    less, more = jax.lax.map(lambda sign: inverse_form(identity + sign * operator, rows), signs)
+    return (less - more) / 2
 
 
 def first_order_eif(
@@ -442,6 +445,6 @@ def _hadamard_kernel(atoms, mu, query_a, query_b, epsilon, tol, max_iter):
     q_a, q_b = xi_less_1(f_a, f, to_a) * scale, xi_less_1(f_b, f, to_b) * scale
     identity = jnp.eye(atoms.shape[0], dtype=atoms.dtype)
     solve = lambda sign: jax.scipy.linalg.solve(identity + sign * deflated, q_b.T, assume_a="pos")
-    resolvent = (solve(-1) - solve(1)) / 2
+    less, more = jax.lax.map(solve, jnp.array([-1, 1], atoms.dtype))
     between = xi_less_1(f_a, f_b, ot.half_squared_cost(query_a, query_b))
-    return epsilon * (between + q_a @ resolvent)
+    return epsilon * (between + q_a @ (less - more) / 2)
