@@ -9,6 +9,7 @@ Run:   python -m experiments sinkhorn_effect --scale cpu
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 
@@ -57,7 +58,14 @@ class Config:
     """Size of a permuted subsample."""
 
 
-_TINY = {"n": 30, "replications": 4, "num_null": 99, "seeds": 4, "splits": 4, "permutations": 4}
+_TINY: dict[str, Any] = {
+    "n": 30,
+    "replications": 4,
+    "num_null": 99,
+    "seeds": 4,
+    "splits": 4,
+    "permutations": 4,
+}
 SCALES = {
     "smoke": Config(**_TINY, cells=evidence.CELLS, estimation=((1.0, 2, 1),),
                     healing=(-20.0, 20.0), studies=(("nhefs", 90),), subsample=90),

@@ -193,7 +193,9 @@ def default_tolerance(dtype) -> float:
 
 def representable(cost: Float[Array, "m k"], epsilon: Scalar) -> Bool[Array, ""]:
     """Whether the dtype resolves costs beside ε; differences of potentials are sums of both."""
-    return jnp.finfo(cost.dtype).eps * epsilon <= 1e-3 * cost.max() + (cost.max() == 0) * epsilon
+    largest = cost.max()
+    rounding = jnp.asarray(jnp.finfo(cost.dtype).eps, cost.dtype) * epsilon
+    return (rounding <= 1e-3 * largest) | (largest == 0)
 
 
 def extend_potential(
