@@ -1,5 +1,6 @@
 """Settings of the whole suite: two CPU devices, a compilation cache, fixtures."""
 
+import itertools
 import os
 import pathlib
 
@@ -40,3 +41,16 @@ def as_user():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+MAPS = pathlib.Path("/proc/self/maps")
+MAX_MAPS = 20_000
+"""Linux allows 65,530 mappings a process; compiled programs hold several each."""
+
+finished = itertools.count(1)
+
+
+def pytest_runtest_teardown():
+    """Drops compiled programs before there are so many that the next compilation crashes."""
+    if next(finished) % 20 == 0 and MAPS.exists() and MAPS.read_text().count("\n") > MAX_MAPS:
+        jax.clear_caches()
