@@ -1,0 +1,69 @@
+"""The Monte-Carlo studies say what the public functions say on the same data."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxicml.methods import sinkhorn_effect as ste
+from jaxicml.methods.sinkhorn_effect import data, study
+
+N = 24
+PROTOCOL = study.Protocol(n=N, num_null=99)
+
+
+@pytest.fixture(scope="module")
+def compared():
+    with jax.enable_x64(True):
+        law = data.gaussian_law(1.2, "mean")
+        trial = jax.jit(study.gaussian_comparison(PROTOCOL))
+        return trial(jax.random.key(5), law, 0.0, 1.0)
+
+
+def by_hand():
+    """The sample of the trial, split in halves, nuisances on the first."""
+    draw_key, test_key = jax.random.split(jax.random.key(5))
+    x, a, y = ste.simulate_gaussian(draw_key, 2 * N, 1.2, "mean")
+    propensity = ste.logistic_propensity(x[:N], a[:N])(x[N:])
+    law = ste.kernel_law(x[:N], a[:N], y[:N], x[N:], bandwidth=1.0)
+    null_key, _ = jax.random.split(test_key)
+    return null_key, y[N:], a[N:], propensity, law, ste.epsilon_grid(y[:N])
+
+
+def test_comparison_equals_the_public_functions(compared, x64):
+    key, *sample, grid = by_hand()
+    for regime_tol, field in ((0.1, "guarded"), (None, "plain")):
+        out = ste.sinkhorn_effect_aggregated(
+            key, *sample, epsilons=grid, num_null=99, regime_tol=regime_tol
+        )
+        np.testing.assert_allclose(getattr(compared, field), out.p_value)
+        np.testing.assert_allclose(compared.ste, out.per_eps.p_value)
+    mmd = ste.mmd_effect_aggregated(key, *sample, epsilons=grid, num_null=99)
+    np.testing.assert_allclose(compared.mte_agg, mmd.p_value)
+    np.testing.assert_allclose(compared.ate, ste.ate_aipw(*sample).p_value, rtol=1e-6)
+
+
+def test_equal_settings_are_one_function():
+    assert study.gaussian_comparison(PROTOCOL) is study.gaussian_comparison(
+        study.Protocol(n=N, num_null=99)
+    )
+
+
+def test_permuting_the_treatment_removes_the_effect(x64):
+    """Estimates of a huge shift, with and without permutation, on the same data."""
+    x, a, y = ste.simulate_gaussian(jax.random.key(0), 80, 4.0, "mean")
+    trial = jax.jit(study.subsample_test(study.Protocol(num_null=99), 60))
+    kept, permuted = (trial(jax.random.key(1), x, a, y, flag) for flag in (False, True))
+    assert kept.p_value <= 0.02
+    assert kept.onestep > 10
+    assert abs(permuted.onestep) < kept.onestep / 2
+
+
+@pytest.mark.slow
+def test_flow_laws_serve_the_study(x64):
+    protocol = study.Protocol(n=N, num_null=99, law="flow")
+    law = data.gaussian_law(1.2, "mean")
+    out = jax.jit(study.gaussian_comparison(protocol))(jax.random.key(5), law, 0.0, 1.0)
+    chex.assert_tree_all_finite(out)
+    assert jnp.all((out.ste > 0) & (out.ste <= 1))
