@@ -23,7 +23,6 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxicml import checks
-from jaxicml.data import tabular
 from jaxicml.methods.sinkhorn_effect import estimator, flow
 from jaxicml.methods.sinkhorn_effect import influence as eif
 from jaxicml.methods.sinkhorn_effect.baselines import ate_aipw
@@ -33,6 +32,7 @@ from jaxicml.methods.sinkhorn_effect.propensity import (
     logistic_propensity,
     mlp_propensity,
 )
+from jaxicml.methods.sinkhorn_effect.reading import NamedSample, read_sample
 from jaxicml.methods.sinkhorn_effect.report import (
     AverageEffect,
     Distribution,
@@ -56,17 +56,6 @@ MIN_ROWS_PER_FOLD = 5
 
 FEW_ROWS_PER_FOLD = 30
 """Below this the report warns."""
-
-
-class _Data(NamedTuple):
-    """What was asked of the table, as float64."""
-
-    x: Float[np.ndarray, "n p"]
-    a: Float[np.ndarray, " n"]
-    y: Float[np.ndarray, "n d"]
-    treatment: str
-    outcomes: tuple[str, ...]
-    covariates: tuple[str, ...]
 
 
 class _Setting(NamedTuple):
@@ -114,7 +103,7 @@ def estimate(
     num_null: int = 2000,
     bandwidth: Scalar | None = None,
     standardise_outcome: bool | None = None,
-    propensity: str | Callable = "logistic",
+    propensity: Any = "logistic",
     law: str | Callable = "kernel",
     reference: str = "balanced",
     regime_tol: float | None = 0.1,
@@ -144,8 +133,9 @@ def estimate(
             in leave-one-out prediction, for each fold.
         standardise_outcome: divide each outcome by its standard deviation; by default where there
             are several.
-        propensity: "logistic" (ridge), "mlp", or `(key, x, treatment) -> f` with `f(x)` the
-            probability of treatment. It runs outside any trace and may use any package.
+        propensity: "logistic" (ridge), "mlp", an array of known probabilities, one a row, or
+            `(key, x, treatment) -> f` with `f(x)` the probability of treatment. That runs outside
+            any trace and may use any package.
         law: "kernel", "flow", or `(key, x, treatment, outcome, x_eval) -> ConditionalLaw`.
         reference: law of the second-order kernel, "balanced", "pooled" or "arm1".
         regime_tol: guard of the quadratic regime; None is the paper's plain maximum.
@@ -177,8 +167,10 @@ def estimate(
     setting = _Setting(num_folds, seed, alpha, num_null, reference, regime_tol, clip)
     _check_setting(setting)
     fit_propensity, fit_law = _nuisances(propensity, law, bandwidth)
-    data = _read(table, treatment, outcome, covariates)
+    data = read_sample(table, treatment, outcome, covariates)
     _check_sample(data, num_folds)
+    if isinstance(fit_propensity, np.ndarray):
+        checks.check_shape("propensity", fit_propensity, data.a.shape)
     standardise = data.y.shape[1] > 1 if standardise_outcome is None else standardise_outcome
     scale = data.y.std(0) if standardise else np.ones(data.y.shape[1])
     scaled = data._replace(x=_standardised(data.x), y=data.y / scale)
@@ -200,7 +192,10 @@ def _check_setting(setting: _Setting) -> None:
 
 def _nuisances(propensity, law, bandwidth):
     """The two functions that fit a fold; that of the law also returns the bandwidth it took."""
-    if not callable(propensity):
+    if not callable(propensity) and not isinstance(propensity, str):
+        propensity = np.asarray(propensity, np.float64)
+        checks.check_open_unit("propensity", propensity)
+    elif not callable(propensity):
         checks.check_choice("propensity", propensity, PROPENSITIES)
         propensity = PROPENSITIES[propensity]
     if bandwidth is not None:
@@ -226,52 +221,7 @@ def _flow_law(key, x, a, y, x_eval):
     return flow.flow_law(flow1, flow0, x, a, y, x_eval), None
 
 
-def _read(table, treatment, outcome, covariates) -> _Data:
-    if table is None:
-        given = {"treatment": treatment, "outcome": outcome, "covariate": covariates}
-        columns = {role: _array_columns(role, values) for role, values in given.items()}
-        names = [[name for name, _ in found] for found in columns.values()]
-        table = dict(pair for found in columns.values() for pair in found)
-    else:
-        given = {"treatment": treatment, "outcome": outcome, "covariates": covariates}
-        names = [_column_names(role, wanted) for role, wanted in given.items()]
-    treatments, outcomes, covariates = names
-    checks.check_shape("treatment", treatments, (1,))
-    checks.check_min_rows("outcome", outcomes, 1)
-    chosen = tabular.as_table(table, [*treatments, *outcomes, *covariates])
-    a = tabular.binary_column(chosen, treatments[0]).astype(np.float64)
-    y = tabular.frame_columns(chosen, outcomes)
-    # without covariates one that says nothing: every weight is then the same
-    x = tabular.frame_columns(chosen, covariates) if covariates else np.zeros((len(a), 1))
-    return _Data(x, a, y, treatments[0], tuple(outcomes), tuple(covariates))
-
-
-def _array_columns(role: str, values) -> list[tuple[str, Any]]:
-    """Named columns of an array, a series or a frame; its own names where it has some."""
-    if isinstance(values, str):
-        raise ValueError(f"{role}: expected an array when there is no table, got {values!r}")
-    if hasattr(values, "columns") and hasattr(values, "iloc"):
-        return [(str(name), values.iloc[:, i]) for i, name in enumerate(values.columns)]
-    name = getattr(values, "name", None)
-    values = np.asarray(values)
-    if values.ndim < 2:
-        return [(role if name is None else str(name), values)] if values.size else []
-    checks.check_shape(role, values, (None, None))
-    if values.shape[1] == 1:
-        return [(role, values[:, 0])]
-    return [(f"{role} {i + 1}", column) for i, column in enumerate(values.T)]
-
-
-def _column_names(role: str, wanted) -> list[str]:
-    names = [wanted] if isinstance(wanted, str) else list(wanted)
-    for name in names:
-        if not isinstance(name, str):
-            got = type(name).__name__
-            raise ValueError(f"{role}: expected names of columns of the table, got {got}")
-    return names
-
-
-def _check_sample(data: _Data, num_folds: int) -> None:
+def _check_sample(data: NamedSample, num_folds: int) -> None:
     checks.check_integer("num_folds", num_folds, low=1, high=max(1, len(data.a) // 4))
     for arm in (1, 0):
         label = f"rows with {data.treatment} = {arm} (for {num_folds} folds)"
@@ -304,7 +254,7 @@ def _grid(outcome: np.ndarray, epsilons, multiples) -> _Grid:
     return _Grid(np.asarray(estimator.check_grid(np.asarray(epsilons, float))), cost, notes)
 
 
-def _folds(data: _Data, grid, fit_propensity, fit_law, setting: _Setting, progress):
+def _folds(data: NamedSample, grid, fit_propensity, fit_law, setting: _Setting, progress):
     """Every fold in turn, with the keys of `estimator.cross_fit`: equal seeds, equal numbers."""
     split_key, fold_key = jax.random.split(jax.random.key(setting.seed))
     splits = estimator.split_indices(split_key, len(data.a), setting.num_folds)
@@ -317,7 +267,7 @@ def _folds(data: _Data, grid, fit_propensity, fit_law, setting: _Setting, progre
     ]
 
 
-def _check_splits(data: _Data, splits) -> None:
+def _check_splits(data: NamedSample, splits) -> None:
     for k, (train, evaluate) in enumerate(splits):
         for arm in (1, 0):
             for part, rows, least in (("training", train, 2), ("evaluation", evaluate, 1)):
@@ -325,11 +275,13 @@ def _check_splits(data: _Data, splits) -> None:
                 checks.check_min_rows(label, rows[data.a[rows] == arm], least)
 
 
-def _fold(key, data: _Data, train, evaluate, grid, fit_propensity, fit_law, setting) -> _Fold:
+def _fold(key, data: NamedSample, train, evaluate, grid, fit_propensity, fit_law, setting) -> _Fold:
     propensity_key, law_key, null_key = jax.random.split(key, 3)
     x, a, y = (jnp.asarray(values[train]) for values in data[:3])
     x_eval, a_eval, y_eval = (jnp.asarray(values[evaluate]) for values in data[:3])
-    propensity = jnp.asarray(fit_propensity(propensity_key, x, a)(x_eval), float)
+    known = isinstance(fit_propensity, np.ndarray)
+    fitted = fit_propensity[evaluate] if known else fit_propensity(propensity_key, x, a)(x_eval)
+    propensity = jnp.asarray(fitted, float)
     clipped, _ = clip_propensity(propensity, setting.clip)
     law, bandwidth = fit_law(law_key, x, a, y, x_eval)
     eif.check_sample(y_eval, a_eval, clipped, law)
@@ -355,7 +307,7 @@ _fold_terms = jax.jit(
 _summarise = jax.jit(estimator.summarise, static_argnames="regime_tol")
 
 
-def _report(data: _Data, scale, grid: _Grid, folds: list[_Fold], setting: _Setting):
+def _report(data: NamedSample, scale, grid: _Grid, folds: list[_Fold], setting: _Setting):
     raw = np.concatenate([fold.propensity for fold in folds])
     clipped, fraction = clip_propensity(jnp.asarray(raw), setting.clip)
     level = jnp.asarray(setting.alpha, float)

@@ -274,9 +274,21 @@ def test_one_split_and_another_seed_are_other_analyses(report):
 
 def test_a_given_bandwidth_is_used(report):
     assert analysed(people(), bandwidth=0.9).bandwidths == (0.9, 0.9)
-    fixed = analysed(people(), bandwidth=report.bandwidths[0])
-    if report.bandwidths[0] == report.bandwidths[1]:
-        assert fixed.ste == pytest.approx(report.ste)
+    assert analysed(people(), bandwidth=0.9).ste != report.ste
+
+
+def test_known_probabilities_are_taken_as_they_are():
+    table = people()
+    chances = np.linspace(0.2, 0.8, N)
+    out = analysed(table, propensity=chances)
+    np.testing.assert_allclose((out.overlap.propensity_low, out.overlap.propensity_high), (0.2, 0.8))
+
+
+def test_known_probabilities_must_be_one_a_row(as_user):
+    with pytest.raises(ValueError, match=r"propensity: expected shape \(\d+\), got \(3,\)"):
+        analysed(people(), propensity=np.full(3, 0.5))
+    with pytest.raises(ValueError, match="propensity: expected values strictly between 0 and 1"):
+        analysed(people(), propensity=np.ones(N))
 
 
 def test_everything_is_said_in_json(report):
