@@ -112,7 +112,7 @@ def estimate(
 ) -> EffectReport:
     """Did treatment change the distribution of the outcome, and by how much?
 
-    Computes in float64. Memory: about seven matrices of (rows of a fold + rows outside)² numbers.
+    Computes in float64. Memory: about six matrices of (rows of a fold + rows outside)² numbers.
 
     Args:
         table: a pandas DataFrame, a dict of arrays, a structured array or the path of a CSV file;

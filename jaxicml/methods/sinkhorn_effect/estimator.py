@@ -132,7 +132,7 @@ def sinkhorn_treatment_effect(
     """Estimate, interval and test of S_ε(P₁, P₀) on an evaluation sample.
 
     `plugin` is differentiable in atoms and weights of `law`; every other field is a constant of the
-    gradient. Memory: about seven (n + m)² matrices, for n observations and m atoms.
+    gradient. Memory: about six (n + m)² matrices, for n observations and m atoms.
 
     Args:
         key: draws of the null law.

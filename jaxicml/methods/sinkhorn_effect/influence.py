@@ -147,7 +147,7 @@ def influence(
     """Both influence functions at one ε.
 
     Cost, with n observations, m atoms and N = n + m: two Cholesky factors N³/3, four solves and
-    products N²n. About seven N x N matrices are held at the peak (`memory_analysis`).
+    products N²n. Some six N x N matrices are held at the peak.
 
     Args:
         fixed: points, weights and signed rows.
@@ -258,11 +258,15 @@ def _resolvent_form(
     """Rows · M (I − M²)⁻¹ · rowsᵀ = ½ rows [(I − M)⁻¹ − (I + M)⁻¹] rowsᵀ for 0 ≤ M < I."""
     # never differentiated: the batching rule of the factorisation has no transpose
     operator, rows = jax.lax.stop_gradient((operator, rows))
-    identity = jnp.eye(operator.shape[0], dtype=operator.dtype)
+    diagonal = jnp.arange(operator.shape[0])
+
     # one sign after the other: the two factors need not be in memory together
-    signs = jnp.array([-1, 1], operator.dtype)
-    less, more = jax.lax.map(lambda sign: inverse_form(identity + sign * operator, rows), signs)
-    return (less - more) / 2
+    def add(total, sign):
+        shifted = (sign * operator).at[diagonal, diagonal].add(1)
+        return total - sign * inverse_form(shifted, rows) / 2, None
+
+    start = jnp.zeros((rows.shape[0],) * 2, operator.dtype)
+    return jax.lax.scan(add, start, jnp.array([-1, 1], operator.dtype))[0]
 
 
 def first_order_eif(

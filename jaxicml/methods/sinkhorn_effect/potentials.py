@@ -212,8 +212,9 @@ def extend_potential(
         cost: cost from the points asked for to those atoms.
         epsilon: regularisation.
     """
-    exponent = _log(weights) + potential / epsilon
-    return -epsilon * jax.scipy.special.logsumexp(exponent[None, :] - cost / epsilon, axis=1)
+    # (g − C)/ε and not g/ε − C/ε: inside a loop the latter would keep a second matrix C/ε
+    exponent = _log(weights)[None, :] + (potential[None, :] - cost) / epsilon
+    return -epsilon * jax.scipy.special.logsumexp(exponent, axis=1)
 
 
 def dual_value(cost, a, b, f, g, epsilon) -> Float[Array, ""]:

@@ -281,7 +281,9 @@ def test_known_probabilities_are_taken_as_they_are():
     table = people()
     chances = np.linspace(0.2, 0.8, N)
     out = analysed(table, propensity=chances)
-    np.testing.assert_allclose((out.overlap.propensity_low, out.overlap.propensity_high), (0.2, 0.8))
+    np.testing.assert_allclose(
+        (out.overlap.propensity_low, out.overlap.propensity_high), (0.2, 0.8)
+    )
 
 
 def test_known_probabilities_must_be_one_a_row(as_user):
