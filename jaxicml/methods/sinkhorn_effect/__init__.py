@@ -20,7 +20,7 @@ nuisances, propensity and conditional outcome law, cross-fitted; STEAgg tests ov
 
 >>> import jax
 >>> key = jax.random.key(0)
->>> x, a, y = simulate_gaussian(key, 200, 1.5, "mean")
+>>> x, a, y = simulate_gaussian(key, 400, 3.0, "mean")
 >>> propensity = lambda key, x, a: logistic_propensity(x, a)
 >>> law = lambda key, x, a, y, x_eval: kernel_law(x, a, y, x_eval, bandwidth=1.0)
 >>> result = cross_fit(
