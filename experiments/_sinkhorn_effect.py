@@ -244,11 +244,14 @@ def _saturation(curve: Curve) -> Claim:
 
 
 def _images(result: Evidence) -> Claim:
+    sentence = "On the digits trial STEAgg keeps its level and finds a strong effect."
+    if not result.images:
+        return Claim.not_run("images", sentence, "no image trial was asked for")
     thetas = list(result.images)
     null, strong = result.images[thetas[0]], result.images[thetas[-1]]
     return Claim(
         "images",
-        "On the digits trial STEAgg keeps its level and finds a strong effect.",
+        sentence,
         [
             *_size("STEAgg", null.guarded),
             _power(f"power of STEAgg at θ = {thetas[-1]:g}", strong.guarded, "point_above", 0.8),

@@ -47,7 +47,7 @@ class Config:
     seeds: int = 20
     """Data sets per θ of the saturation curve."""
     healing: tuple[float, ...] = (-20.0, 0.0, 20.0)
-    """Log odds θ that treatment heals, in the image trial; the first is the null."""
+    """Log odds θ that treatment heals, in the image trial; the first is the null. None: skipped."""
     studies: tuple[tuple[str, int], ...] = (("nhefs", 1566), ("nsw", 445), ("cps", 1000))
     """Observed studies and the size of the random subsample analysed."""
     splits: int = 5
@@ -68,7 +68,7 @@ _TINY: dict[str, Any] = {
 }
 SCALES = {
     "smoke": Config(**_TINY, cells=evidence.CELLS, estimation=((1.0, 2, 1),),
-                    healing=(-20.0, 20.0), studies=(("nhefs", 90),), subsample=90),
+                    healing=(), studies=(("nhefs", 90),), subsample=90),
     "cpu": Config(),
     "full": Config(n=5000, replications=1000, num_null=2000, law="flow", permutations=200,
                    subsample=1566, studies=(("nhefs", 1566), ("nsw", 445), ("cps_all", 16177))),

@@ -67,3 +67,14 @@ def test_flow_laws_serve_the_study(x64):
     out = jax.jit(study.gaussian_comparison(protocol))(jax.random.key(5), law, 0.0, 1.0)
     chex.assert_tree_all_finite(out)
     assert jnp.all((out.ste > 0) & (out.ste <= 1))
+
+
+@pytest.mark.slow
+def test_image_trial_sees_healing_and_nothing_else(x64):
+    """At log odds −20 nobody is healed: both arms see images of one law."""
+    trial = jax.jit(jax.vmap(study.image_comparison(PROTOCOL), in_axes=(0, None, None, None)))
+    pools = ste.digits_pools()
+    keys = jax.random.split(jax.random.key(0), 8)
+    nothing, healed = (trial(keys, theta, *pools) for theta in (-20.0, 20.0))
+    chex.assert_tree_all_finite((nothing, healed))
+    assert (healed.ste_estimate[:, 1] > nothing.ste_estimate[:, 1]).mean() >= 0.75
