@@ -17,16 +17,28 @@ from jax.core import Tracer
 from jaxtyping import Array
 
 __all__ = [
+    "as_numbers",
+    "check_array",
     "check_below",
     "check_binary",
+    "check_broadcast",
+    "check_callable",
     "check_choice",
+    "check_concrete",
     "check_covariance",
+    "check_descending",
     "check_distinct",
+    "check_equal",
     "check_finite",
     "check_floating",
+    "check_floats",
+    "check_given",
+    "check_instance",
     "check_integer",
+    "check_key",
     "check_known",
     "check_min_rows",
+    "check_not_negative",
     "check_open_unit",
     "check_positive",
     "check_range",
@@ -35,6 +47,8 @@ __all__ = [
     "check_same_length",
     "check_scalar",
     "check_shape",
+    "check_static_number",
+    "check_symmetric",
     "guard_finite",
     "is_traced",
 ]
@@ -140,7 +154,7 @@ def check_open_unit(name: str, value) -> None:
         raise ValueError(f"{name}: expected values strictly between 0 and 1, got {_short(known)}")
 
 
-def check_range(name: str, value, low: float, high: float) -> None:
+def check_range(name: str, value, low: float | int, high: float | int) -> None:
     """Checks low <= value <= high for a number or every entry.
 
     Raises:
@@ -170,7 +184,7 @@ def check_choice(name: str, value, choices: Iterable) -> None:
         ValueError: it is not.
     """
     options = list(choices)
-    if value not in options:
+    if isinstance(value, (jax.Array, np.ndarray)) or value not in options:
         raise ValueError(f"{name}: expected one of {options}, got {value!r}")
 
 
@@ -291,7 +305,7 @@ def check_covariance(name: str, value, d: int) -> None:
         )
 
 
-def check_below(name: str, value, bound: float) -> None:
+def check_below(name: str, value, bound: float | int) -> None:
     """Checks that a number lies strictly below a bound.
 
     Raises:
@@ -324,11 +338,185 @@ def check_scalar(name: str, value) -> None:
     Raises:
         ValueError: it is no number, or has dimensions.
     """
-    numeric = isinstance(value, Tracer) or np.asarray(value).dtype.kind in "iuf"
+    try:
+        numeric = isinstance(value, Tracer) or np.asarray(value).dtype.kind in "iuf"
+        got = _describe(value)
+    except (TypeError, ValueError):  # random keys, rows of different lengths
+        numeric, got = False, type(value).__name__
     if not numeric or np.shape(value):
-        raise ValueError(f"{name}: expected one number, got {_describe(value)}")
+        raise ValueError(f"{name}: expected one number, got {got}")
 
 
 def _describe(value) -> str:
     shape = np.shape(value)
     return f"an array of shape {shape}" if shape else repr(value)
+
+
+def check_not_negative(name: str, value) -> None:
+    """Checks that a number, or every entry, is finite and not below zero.
+
+    Raises:
+        ValueError: it is not.
+    """
+    known = _concrete(value)
+    if known is not None and not (np.isfinite(known) & (known >= 0)).all():
+        raise ValueError(f"{name}: expected a finite number of at least 0, got {_short(known)}")
+
+
+def check_symmetric(name: str, value) -> None:
+    """Checks that the last two dimensions hold symmetric matrices.
+
+    Raises:
+        ValueError: they do not.
+    """
+    known = _concrete(value)
+    if known is not None and not np.allclose(known, known.swapaxes(-1, -2), rtol=1e-5):
+        raise ValueError(f"{name}: expected symmetric matrices, got one that is not")
+
+
+def check_descending(name: str, value) -> None:
+    """Checks that every entry of a vector is smaller than the one before it.
+
+    Raises:
+        ValueError: one is not.
+    """
+    known = _concrete(value)
+    if known is not None:
+        falls = np.diff(known) < 0
+        check_rows(name, np.append(True, falls), "descending values", "a value that does not fall")
+
+
+def check_concrete(name: str, value) -> None:
+    """Checks that a value is known, as work on the host needs it.
+
+    Raises:
+        ValueError: it is being traced.
+    """
+    if is_traced(value):
+        raise ValueError(f"{name}: expected known values, got a tracer; make it outside jit")
+
+
+def check_equal(name: str, value, instead: str) -> None:
+    """Checks that all entries are equal.
+
+    Args:
+        name: of the argument.
+        value: the entries.
+        instead: what to do where they are not, in words.
+
+    Raises:
+        ValueError: two entries differ.
+    """
+    known = _concrete(value)
+    if known is not None and known.size and (known != known.flat[0]).any():
+        raise ValueError(f"{name}: expected equal values, got {_short(known)}; {instead}")
+
+
+def check_given(name: str, value, when: str) -> None:
+    """Checks that an optional argument was passed where it is needed.
+
+    Raises:
+        ValueError: it is None.
+    """
+    if value is None:
+        raise ValueError(f"{name}: expected a value {when}, got None")
+
+
+def check_array(name: str, value, shape: Sequence[int | None] | None = None) -> None:
+    """Checks for an array of real numbers or truth values, known or traced, and its shape if given.
+
+    Raises:
+        ValueError: a list or another object, entries that are no real numbers, or another shape.
+    """
+    if not isinstance(value, (jax.Array, np.ndarray, np.generic)):
+        raise ValueError(f"{name}: expected an array, got {type(value).__name__}")
+    if not any(jnp.issubdtype(value.dtype, kind) for kind in (np.floating, np.integer, np.bool)):
+        raise ValueError(f"{name}: expected an array of real numbers, got {value.dtype}")
+    if shape is not None:
+        check_shape(name, value, shape)
+
+
+def check_static_number(name: str, value) -> None:
+    """Checks for a number that is part of the program: not traced, and no array.
+
+    Raises:
+        ValueError: something else.
+    """
+    if not isinstance(value, (int, float, np.number)):
+        raise ValueError(f"{name}: expected a Python number, got {type(value).__name__}")
+    check_scalar(name, value)
+
+
+def check_callable(name: str, value) -> None:
+    """Checks for something that can be called.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if not callable(value):
+        raise ValueError(f"{name}: expected a function, got {type(value).__name__}")
+
+
+def check_key(name: str, value) -> None:
+    """Checks for one typed random key.
+
+    Raises:
+        ValueError: a number, a key of the old kind, or several keys.
+    """
+    dtype = getattr(value, "dtype", None)
+    if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        got = type(value).__name__ if dtype is None else str(dtype)
+        raise ValueError(f"{name}: expected a key as jax.random.key makes it, got {got}")
+    check_shape(name, value, ())
+
+
+def as_numbers(name: str, value) -> np.ndarray:
+    """A known value, such as a list, as a NumPy array of real numbers.
+
+    Raises:
+        ValueError: rows of different lengths, or entries that are no real numbers.
+    """
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError) as error:  # rows of different lengths, say
+        raise ValueError(f"{name}: expected an array of numbers, got {error}") from error
+    check_array(name, array)
+    return array
+
+
+def check_floats(
+    name: str, value, shape: Sequence[int | None] | None = None, *, finite: bool = True
+) -> None:
+    """Checks for an array of float32 or float64 numbers, finite and of a shape where asked.
+
+    Raises:
+        ValueError: no array, another dtype or shape, NaN or infinity.
+    """
+    check_array(name, value, shape)
+    check_floating(name, value)
+    if finite:
+        check_finite(name, value)
+
+
+def check_instance(name: str, value, kind: type) -> None:
+    """Checks that a value is of a class.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not isinstance(value, kind):
+        raise ValueError(f"{name}: expected a {kind.__name__}, got {type(value).__name__}")
+
+
+def check_broadcast(**arrays) -> None:
+    """Checks that shapes broadcast together.
+
+    Raises:
+        ValueError: they do not.
+    """
+    shapes = {name: np.shape(value) for name, value in arrays.items()}
+    try:
+        np.broadcast_shapes(*shapes.values())
+    except ValueError:
+        got = " and ".join(str(shape) for shape in shapes.values())
+        raise ValueError(f"{', '.join(shapes)}: expected shapes that match, got {got}") from None

@@ -89,8 +89,8 @@ class Source:
         for field in ("name", "package", "version"):
             value = getattr(self, field)
             # these become arguments of a client and names of folders
-            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.+_-]*", value):
-                raise ValueError(f"{field}: expected letters, digits and . + _ -, got {value!r}")
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.+~_-]*", value):
+                raise ValueError(f"{field}: expected letters, digits and . + ~ _ -, got {value!r}")
         if not self.files:
             raise ValueError("files: expected at least one file, got none")
 
@@ -319,6 +319,37 @@ SOURCES = (
         licence="public domain (text)",
         methods=("squant",),
         description="King James Bible, 31,102 verses, compressed in windows",
+    ),
+    Source(
+        name="fashion-mnist",
+        kind="debian",
+        package="dataset-fashion-mnist",
+        version="0.0~git20200523.55506a9-1",
+        files=(
+            File(
+                "usr/share/datasets/fashion-mnist/t10k-images-idx3-ubyte.gz",
+                4422079,
+                "cc1d090a38ace84dfa1aa66e3ada7c336ef481a96936906477e6dd344da56eaa",
+            ),
+            File(
+                "usr/share/datasets/fashion-mnist/t10k-labels-idx1-ubyte.gz",
+                5125,
+                "8d3605d196f4be44669e46906da9733c8131fef761fdbfec72c424d5222f1a05",
+            ),
+            File(
+                "usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz",
+                26421856,
+                "b0564c3eedabfbf835052cff8503ea422014ce006caf5b757f851416ee8300c7",
+            ),
+            File(
+                "usr/share/datasets/fashion-mnist/train-labels-idx1-ubyte.gz",
+                29491,
+                "0ae29f65d86684f32d1b9c85147786c547b9c6aebcaf235f0400a0cce308b056",
+            ),
+        ),
+        licence="MIT",
+        methods=("ddpm_gmm",),
+        description="Fashion-MNIST: 70,000 grey images of clothes, 28 by 28, ten classes",
     ),
 )
 """Every source, in the order in which methods came to need them."""
