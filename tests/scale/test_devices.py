@@ -14,10 +14,13 @@ STUDY = pathlib.Path(__file__).with_name("study.py")
 ROOT = STUDY.parents[2]
 
 
-def start(*args):
+COMPONENTS = STUDY.with_name("components.py")
+
+
+def start(*args, script=STUDY):
     env = dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "kernels")]))
     return subprocess.Popen(
-        [sys.executable, "-W", "ignore", str(STUDY), *map(str, args)],
+        [sys.executable, "-W", "ignore", str(script), *map(str, args)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -61,3 +64,8 @@ def test_two_processes_give_the_numbers_of_one(single):
     first, second = start(8, 0, port), start(8, 1, port)
     for process in (first, second):
         assert_same(numbers(process), single)
+
+
+@pytest.mark.slow
+def test_components_on_eight_devices_give_the_scores_of_one():
+    assert np.max(numbers(start(script=COMPONENTS))) < 1e-12
