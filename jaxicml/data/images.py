@@ -14,6 +14,7 @@ import gzip
 import math
 import os
 import struct
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +28,8 @@ __all__ = ["Images", "load_digits", "load_fashion_mnist", "read_idx", "signed_pi
 
 MAX_BYTES = 1 << 30
 """Largest array that an idx file may promise unless the caller says otherwise."""
+
+_MAX_RANK = 32
 
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
@@ -64,7 +67,7 @@ def read_idx(path: str | os.PathLike, *, max_bytes: int = MAX_BYTES) -> Shaped[n
     with gzip.open(path, "rb") if packed else path.open("rb") as stream:
         try:
             return _read(path.name, stream, max_bytes)
-        except (EOFError, gzip.BadGzipFile, struct.error) as broken:
+        except (EOFError, gzip.BadGzipFile, struct.error, zlib.error) as broken:
             raise ValueError(f"{path.name}: expected a whole idx file, got {broken}") from broken
 
 
@@ -75,7 +78,7 @@ def _read(name, stream, max_bytes):
     dtype, rank = np.dtype(_TYPES[head[2]]), head[3]
     shape = struct.unpack(f">{rank}I", stream.read(4 * rank))
     size = math.prod(shape) * dtype.itemsize
-    if size > max_bytes:
+    if rank > _MAX_RANK or max(shape, default=0) > max_bytes or size > max_bytes:
         raise ValueError(f"{name}: expected at most {max_bytes} bytes, got shape {shape}")
     data = stream.read(size + 1)
     if len(data) != size:

@@ -73,6 +73,7 @@ def diffusion_loss(
     checks.check_scalar("gamma", gamma)
     checks.check_positive("gamma", gamma)
     checks.check_min_rows("x0", x0, 1)
+    P.check_dtype("x0", x0)
     time_key, noise_key = jax.random.split(key)
     wide = jnp.promote_types(x0.dtype, jnp.float32)
     per_example = (x0.shape[0],) + (1,) * (x0.ndim - 1)

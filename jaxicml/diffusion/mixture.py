@@ -6,6 +6,9 @@
     denoiser  E[x_0 | x] = Σ_k r_k (μ_k + a Σ_k V_k⁻¹ (x − a μ_k))
     tr ∇² log p_t = Σ_k r_k (‖s_k‖² − tr V_k⁻¹) − ‖s‖²,   s_k = V_k⁻¹ (a μ_k − x)
 
+Squares are expanded above eight dimensions and wherever components are streamed, so a point whose
+squared distance from the centre, over v, exceeds the digits of the dtype loses them: float64 then.
+
 With Σ_k = σ² I the responsibilities are softmax(a x·μ_k / v − a²‖μ_k‖² / 2v + log π_k): the score
 is attention with queries x, keys and values μ, and a key bias, so it streams over components. With
 unequal σ_k the squared norm of x joins the query. Full covariances are kept as eigenvectors and
@@ -67,8 +70,9 @@ def gmm_log_prob(
         x: points.
         abar: ᾱ_t; 1 is the mixture itself.
         noise: √(1 − ᾱ) where the caller knows it to more digits (a schedule does).
-        block: components at a time, with memory O(points · d + block · d); None holds all
-            (points, K) responsibilities.
+        block: components at a time, with memory O(points · d + block · d) beside the mixture for
+            one σ² (unequal ones, and the Hessian trace, copy the means); gradients then exist in
+            reverse mode, once. None holds all (points, K) responsibilities.
         axis_name: of a mapped axis over which components are sharded; log weights are then those
             of the whole mixture.
 
@@ -147,6 +151,8 @@ def gmm_denoise(
     axis_name: str | None = None,
 ) -> Float[Array, "*batch d"]:
     """E[x_0 | x_t = x], also where ᾱ = 0 (the mean of the mixture) or 1 (x itself).
+
+    At ᾱ = 1 with σ = 0 the law of x_t has atoms and no density: NaN.
 
     Args and Raises are those of `gmm_log_prob`.
 

@@ -74,6 +74,7 @@ def add_noise(
     >>> print(f"{add_noise(jnp.array(2.0), jnp.array(1.0), 0.6, 0.8):.4f}")
     2.0000
     """
+    check_dtype("x0", x0)
     checks.check_shape("eps", eps, x0.shape)
     wide_x0, wide_eps, a, b = _wide(x0.dtype, x0, eps, a, b)
     return (a * wide_x0 + b * wide_eps).astype(x0.dtype)

@@ -97,6 +97,7 @@ def baseline_sample(
     checks.check_scalar("step_size", step_size)
     checks.check_positive("step_size", step_size)
     checks.check_integer("number of dimensions of shape", len(shape), low=1)
+    checks.check_callable("score_fn", score_fn)
     start_key, step_key = jax.random.split(key)
     start = jax.random.normal(start_key, shape, dtype)
     if kind in _DETERMINISTIC:
@@ -145,7 +146,7 @@ def baseline_law_1d(
     >>> with jax.enable_x64(True):
     ...     law = baseline_law_1d("ddim", three_modes(), schedules.theory(100))
     >>> law.tv
-    Array(0.0311, dtype=float64)
+    Array(0.0208, dtype=float64)
     """
     checks.check_choice("kind", kind, get_args(Baseline))
     checks.check_scalar("step_size", step_size)
@@ -224,7 +225,7 @@ def _pushed_forward(kind, g, schedule, grid) -> DensityResult:
     z = jnp.linspace(-8.5, 8.5, _NODES, dtype=grid.dtype)
     ends = _deterministic(kind, mixture_score(g, schedule), schedule, z[:, None])[:, 0]
     low, high = jnp.minimum(ends[1:], ends[:-1]), jnp.maximum(ends[1:], ends[:-1])
-    mass = jnp.diff(ndtr(z))
+    mass = _normal_mass(z[:-1], z[1:])
     h = (grid[-1] - grid[0]) / (grid.size - 1)
     edges = jnp.append(grid - h / 2, grid[-1] + h / 2)
     width = jnp.maximum(high - low, jnp.finfo(grid.dtype).tiny)
@@ -232,8 +233,15 @@ def _pushed_forward(kind, g, schedule, grid) -> DensityResult:
     q = jnp.diff(jax.lax.map(share, edges, batch_size=64)) / h
     marginal_sd = jnp.sqrt(schedule.abar[0] * g.variances.ravel() + schedule.noise[0] ** 2)
     means = schedule.signal[0] * g.means[:, 0]
-    below = ndtr((edges[:, None] - means) / marginal_sd) @ jnp.exp(g.log_weights)
-    log_q, log_p = jnp.log(q), jnp.log(jnp.diff(below) / h)
+    standard = (edges[:, None] - means) / marginal_sd
+    p = _normal_mass(standard[:-1], standard[1:]) @ jnp.exp(g.log_weights) / h
+    log_q, log_p = jnp.log(q), jnp.log(p)
     tv, kl, w2 = compare_densities(grid, log_q, log_p)
     lost = jnp.abs(h * q.sum() - 1)
     return DensityResult(grid, log_q, log_p, tv, kl, w2, lost, lost <= MASS_TOLERANCE)
+
+
+def _normal_mass(low, high):
+    """Φ(high) − Φ(low), from the tail that is nearer: the far one has no digits left."""
+    turned = low + high > 0
+    return ndtr(jnp.where(turned, -low, high)) - ndtr(jnp.where(turned, -high, low))

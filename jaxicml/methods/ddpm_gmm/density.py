@@ -76,7 +76,7 @@ class DensityResult(NamedTuple):
         kl: KL(q ‖ p) in nats.
         w2: Wasserstein-2 distance, in units of x.
         mass: largest deviation of the mass of q from one over the steps.
-        valid: whether that is within 1e-6.
+        valid: whether that is within 1e-6, and the rule for the variance applies.
     """
 
     grid: Float[Array, " n"]
@@ -135,14 +135,18 @@ def output_density_1d(
 
 @partial(jax.jit, static_argnames=("variance", "score_perturb"))
 def _output_density(g, schedule, grid, variance, score_perturb) -> DensityResult:
-    steps = ddpm_steps(schedule, variance, g.variances.ravel()[0])
+    sigma2 = g.variances.ravel()[0]
+    steps = ddpm_steps(schedule, variance, sigma2)
 
     def score(x, i):
         t = schedule.num_steps - 1 - i
         exact = gmm_score(g, x, schedule.abar[t], noise=schedule.noise[t])
         return exact if score_perturb is None else exact + score_perturb(x, t)
 
-    return output_law(g, schedule, grid, steps, score)
+    law = output_law(g, schedule, grid, steps, score)
+    # traced variances cannot be refused
+    known = jnp.all(g.variances == sigma2) | (variance != "component")
+    return law._replace(valid=law.valid & known)
 
 
 def output_law(

@@ -77,8 +77,10 @@ def _fit(key, x, num_components, n_iter, shared_var):
     n, d = x.shape
     center = x.mean(0)
     x = x - center
-    # equal points have none, and the floor of σ² is a share of it
-    spread = jnp.maximum(jnp.sum(x**2) / (n * d), 1e6 * jnp.finfo(x.dtype).tiny)
+    # equal points have none but what rounding adds, and the floor of σ² is a share of it
+    limits = jnp.finfo(x.dtype)
+    least = (limits.eps * jnp.max(jnp.abs(center))) ** 2 + limits.tiny / limits.eps
+    spread = jnp.maximum(jnp.sum(x**2) / (n * d), least)
     start = x[jax.random.choice(key, n, (num_components,), replace=False)]
     shape = () if shared_var else (num_components,)
     g = (

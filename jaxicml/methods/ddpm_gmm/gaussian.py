@@ -108,7 +108,11 @@ def tv_isotropic(n: Scalar, a: Scalar, b: Scalar) -> Float[Array, ""]:
     dtype = jnp.result_type(a, b, float)
     a, b = jnp.minimum(a, b).astype(dtype), jnp.maximum(a, b).astype(dtype)
     gap = (b - a) / a
-    # n log(b/a) / (1/a − 1/b) / a, equal to n where a = b
-    ratio = jnp.where(gap > 0, jnp.log1p(gap) * (1 + gap) / jnp.where(gap > 0, gap, 1), 1)
+    # log(b/a), with all digits where the two are close and without overflow where they are not
+    ratio = jnp.where(gap < 1, jnp.log1p(gap), jnp.log(b) - jnp.log(a))
+    safe = jnp.where(ratio > 0, ratio, 1)
+    # ρ²/(n a) and ρ²/(n b); both are 1 where a = b
+    near = jnp.where(ratio > 0, safe / -jnp.expm1(-safe), 1)
+    far = jnp.where(ratio > 0, safe / jnp.expm1(safe), 1)
     half = jnp.maximum(jnp.asarray(n, dtype), 1e-30) / 2
-    return jnp.clip(gammainc(half, half * ratio) - gammainc(half, half * ratio / (1 + gap)), 0, 1)
+    return jnp.clip(gammainc(half, half * near) - gammainc(half, half * far), 0, 1)

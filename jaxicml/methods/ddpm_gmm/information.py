@@ -51,7 +51,8 @@ def mmse_curve(key: Key, g: GMM, snr: Float[Array, " m"], n_mc: int) -> Estimate
     def at(snr):
         logits = (snr * mu + jnp.sqrt(snr) * noise) @ g.offsets.T - snr / 2 * norms
         r = jax.nn.softmax(logits + g.log_weights, 1)
-        spread = r @ norms - jnp.sum((r @ g.offsets) ** 2, 1)
+        # where one component is certain, the difference is rounding
+        spread = jnp.maximum(r @ norms - jnp.sum((r @ g.offsets) ** 2, 1), 0)
         return spread.mean(), spread.std(ddof=1) / jnp.sqrt(n_mc)
 
     return Estimate(*jax.lax.map(at, snr))

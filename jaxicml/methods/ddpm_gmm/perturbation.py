@@ -148,6 +148,7 @@ def score_error(key: Key, score_fn: ScoreFn, g: GMM, schedule: Schedule, n_mc: i
         ValueError: n_mc below 2.
     """
     checks.check_integer("n_mc", n_mc, low=2)
+    checks.check_callable("score_fn", score_fn)
     from_law = jax.random.split(key, schedule.num_steps)
 
     def at(level):

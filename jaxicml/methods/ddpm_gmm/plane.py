@@ -134,7 +134,9 @@ def _preimage(at, y):
 
     x, _ = jax.lax.scan(step, y, None, length=_NEWTON_STEPS)
     _, c1, c2 = columns(x)
-    return x, jnp.log(jnp.maximum(c1[:, 0] * c2[:, 1] - c1[:, 1] * c2[:, 0], jnp.finfo(x.dtype).tiny))
+    return x, jnp.log(
+        jnp.maximum(c1[:, 0] * c2[:, 1] - c1[:, 1] * c2[:, 0], jnp.finfo(x.dtype).tiny)
+    )
 
 
 def _interpolated(table, at):

@@ -129,8 +129,7 @@ def output_tv(
     checks.check_integer("rank of the means", split.inner.dim, low=1, high=2)
     inner = _inner_tv(split.inner, schedule, variance, n_grid)
     law = output_law_gaussian(schedule, split.inner.variances, variance)
-    # the excess has more digits than the quotient of the two variances
-    outer = tv_isotropic(split.num_outer, law.target, law.target * (1 + law.excess))
+    outer = tv_isotropic(split.num_outer, law.output, law.target)
     return TVBounds(inner, outer, jnp.maximum(inner, outer), inner + outer - inner * outer)
 
 
