@@ -10,7 +10,7 @@ import numpy as np
 from jaxicml.data import tabular
 from jaxicml.harness import plots
 from jaxicml.harness.claims import Claim, Condition, Table, exact, paired, rate
-from jaxicml.methods.sinkhorn_effect import bimodal_curve, study
+from jaxicml.methods.sinkhorn_effect import bimodal_curve, digits_pools, load_pcam, study
 from jaxicml.methods.sinkhorn_effect.data import gaussian_law
 from jaxicml.methods.sinkhorn_effect.study import Comparison, Estimates, RealTest
 from jaxicml.stats.intervals import bootstrap_interval, slope_interval, wilson_interval
@@ -60,6 +60,17 @@ class Evidence(NamedTuple):
     curve: Curve
     images: dict[float, Comparison]
     observed: dict[tuple[str, bool], RealTest]
+
+
+def run_images(cfg, key: Key, run_all) -> dict[float, Comparison]:
+    """Comparisons on the image trial, by log odds of healing; empty where none are asked for."""
+    if not cfg.healing:
+        return {}
+    pools = load_pcam(cfg.pcam) if cfg.pcam else digits_pools()
+    settings = [(theta, *pools) for theta in cfg.healing]
+    trial = study.image_comparison(study.Protocol(n=cfg.n, num_null=cfg.num_null, law=cfg.law))
+    rows = run_all(trial, key, settings, cfg.replications, label="image trials")
+    return dict(zip(cfg.healing, rows, strict=True))
 
 
 def run_estimates(cfg, key: Key, run_all) -> dict[tuple[float, int, int], Estimates]:

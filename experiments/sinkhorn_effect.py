@@ -15,7 +15,7 @@ import jax
 
 from experiments import _sinkhorn_effect as evidence
 from jaxicml.harness.claims import Report
-from jaxicml.methods.sinkhorn_effect import digits_pools, load_pcam, study
+from jaxicml.methods.sinkhorn_effect import study
 from jaxicml.methods.sinkhorn_effect.data import gaussian_law
 from jaxicml.train.sharding import sweep
 from jaxicml.types import Key, Progress
@@ -59,7 +59,7 @@ class Config:
 
 
 _TINY: dict[str, Any] = {
-    "n": 30,
+    "n": 64,  # loops over powers of two compile fastest
     "replications": 4,
     "num_null": 99,
     "seeds": 4,
@@ -67,8 +67,8 @@ _TINY: dict[str, Any] = {
     "permutations": 4,
 }
 SCALES = {
-    "smoke": Config(**_TINY, cells=evidence.CELLS, estimation=((1.0, 2, 1),),
-                    healing=(), studies=(("nhefs", 90),), subsample=90),
+    "smoke": Config(**_TINY, cells=evidence.CELLS, estimation=((1.0, 2, 1), (0.0, 2, 1)),
+                    healing=(), studies=(("nhefs", 128),), subsample=128),
     "cpu": Config(),
     "full": Config(n=5000, replications=1000, num_null=2000, law="flow", permutations=200,
                    subsample=1566, studies=(("nhefs", 1566), ("nsw", 445), ("cps_all", 16177))),
@@ -84,16 +84,12 @@ def run(cfg: Config, key: Key, log: Progress) -> Report:
         cells = [(gaussian_law(theta, kind), 0.0, 1.0) for kind, theta in cfg.cells]
         trial = study.gaussian_comparison(protocol)
         tests = run_all(trial, keys[0], cells, cfg.replications, label="Gaussian trials")
-        pools = load_pcam(cfg.pcam) if cfg.pcam else digits_pools()
-        images = [(theta, *pools) for theta in cfg.healing]
-        trial = study.image_comparison(protocol)
-        pictures = run_all(trial, keys[1], images, cfg.replications, label="image trials")
         result = evidence.Evidence(
             multiples=protocol.multiples,
             tests=dict(zip(cfg.cells, tests, strict=True)),
             estimates=evidence.run_estimates(cfg, keys[2], run_all),
             curve=evidence.run_curve(cfg, keys[3], run_all),
-            images=dict(zip(cfg.healing, pictures, strict=True)),
+            images=evidence.run_images(cfg, keys[1], run_all),
             observed=evidence.run_observed(cfg, keys[4], log),
         )
         return Report(

@@ -17,14 +17,17 @@ TESTS = pathlib.Path(__file__).parent
 
 @dataclass(frozen=True)
 class Bad:
-    """An input that must be refused: arguments to replace and the words of the error."""
+    """An input that must be refused: arguments to replace and the words of the error.
+
+    An argument is replaced by a value, or by a function of the good one (see `edited`).
+    """
 
     what: str
     args: dict[int, object]
     match: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Row:
     """A public entry point as a function of arrays alone (options are closed over).
 
@@ -39,6 +42,8 @@ class Row:
         dtypes: float dtypes that come back as they went in.
         bad: inputs that are refused.
         host: runs on the host (files, tables, fitting loops): jit, vmap and dtypes do not apply.
+        slow: whether its program takes seconds to compile: the runs in float64 (eager, mapped,
+            differentiated) are then left to the slow tier.
         rtol: how close jit, vmap and a loop must be, in float64.
         also: further dotted names that this row exercises (result types with methods, helpers).
     """
@@ -52,6 +57,7 @@ class Row:
     dtypes: tuple[str, ...] = ("float32",)
     bad: tuple[Bad, ...] = ()
     host: bool = False
+    slow: bool = False
     rtol: float = 1e-7
     also: tuple[str, ...] = field(default=())
 
@@ -68,6 +74,25 @@ class Row:
     def key(self, seed: int = 0) -> tuple:
         """The leading key as a tuple: empty when the entry is not random."""
         return (jax.random.key(seed),) if self.random else ()
+
+
+def edited(change: Callable[[np.ndarray], object]) -> Callable:
+    """A function for `Bad` that changes a NumPy copy: in place, or by what it returns.
+
+    Nothing is compiled that way, as an indexing of jax arrays would be.
+    """
+
+    def apply(value):
+        copy = np.array(value)
+        changed = change(copy)
+        return copy if changed is None else changed
+
+    return apply
+
+
+def entry(index, value) -> Callable:
+    """A function for `Bad` that replaces one entry, or one row."""
+    return edited(lambda array: array.__setitem__(index, value))
 
 
 def collect() -> list[Row]:

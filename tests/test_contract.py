@@ -1,8 +1,13 @@
-"""The contract of every public entry point, over all `rows.py`."""
+"""The contract of every public entry point, over all `rows.py`.
 
+Each row is compiled once a dtype; the tests look at what these programs returned.
+"""
+
+import functools
 import importlib
 import inspect
 import pkgutil
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -15,7 +20,14 @@ from tests.contract import collect
 
 ROWS = collect()
 COMPILED = [row for row in ROWS if not row.host]
-by_name = lambda rows: pytest.mark.parametrize("row", rows, ids=lambda row: row.entry)
+
+
+def by_name(rows, *, wide=False):
+    """One test a row; `wide` ones, in float64, are slow where the row is."""
+    marks = lambda row: [pytest.mark.slow] * (wide and row.slow)
+    return pytest.mark.parametrize(
+        "row", [pytest.param(row, id=row.entry, marks=marks(row)) for row in rows]
+    )
 
 
 def floats(tree):
@@ -28,39 +40,68 @@ def data(tree):
     return [np.asarray(raw(jnp.asarray(x))) for x in jax.tree.leaves(tree)]
 
 
-@by_name(COMPILED)
-def test_jit_equals_eager(row, x64):
-    args = row.key() + row.arrays()
-    chex.assert_trees_all_close(
-        data(jax.jit(row.call)(*args)), data(row.call(*args)), rtol=row.rtol, atol=row.rtol
+class Runs(NamedTuple):
+    """What one compiled function returned for inputs of equal shapes."""
+
+    traces: int
+    first: Any
+    again: Any
+    other_key: Any
+    other_inputs: Any
+
+
+@functools.cache
+def runs(row, dtype):
+    """One function of the row in one dtype, called four times."""
+    traces = []
+
+    @jax.jit
+    def program(*args):
+        traces.append(args)
+        return row.call(*args)
+
+    first, second = row.arrays(dtype, 0), row.arrays(dtype, 1)
+    calls = ((0, first), (0, first), (1, first), (1, second))
+    outs = [jax.block_until_ready(program(*row.key(seed), *args)) for seed, args in calls]
+    return Runs(len(traces), *outs)
+
+
+@functools.cache
+def looped(row):
+    """The row in float64 at two inputs that differ where `vmap` maps; one compiled function."""
+    program, first = jax.jit(row.call), row.arrays(seed=0)
+    second = tuple(
+        b if i in (row.vmap or ()) else a
+        for i, (a, b) in enumerate(zip(first, row.arrays(seed=1), strict=True))
     )
+    return [data(program(*row.key(), *args)) for args in (first, second)]
 
 
-@by_name([row for row in COMPILED if row.vmap])
+@by_name(COMPILED, wide=True)
+def test_jit_equals_eager(row, x64):
+    eager = row.call(*row.key(), *row.arrays())
+    chex.assert_trees_all_close(looped(row)[0], data(eager), rtol=row.rtol, atol=row.rtol)
+
+
+@by_name([row for row in COMPILED if row.vmap], wide=True)
 def test_vmap_equals_loop(row, x64):
     first, second = row.arrays(seed=0), row.arrays(seed=1)
     batch = tuple(
-        jnp.stack([a, b]) if i in row.vmap else a
+        jnp.asarray(np.stack([a, b])) if i in row.vmap else a
         for i, (a, b) in enumerate(zip(first, second, strict=True))
     )
     axes = (None,) * row.random + tuple(0 if i in row.vmap else None for i in range(len(first)))
-    one = lambda k: row.call(
-        *row.key(), *(b[k] if i in row.vmap else b for i, b in enumerate(batch))
-    )
     mapped = data(jax.jit(jax.vmap(row.call, in_axes=axes))(*row.key(), *batch))
-    looped = [np.stack(pair) for pair in zip(data(one(0)), data(one(1)), strict=True)]
-    chex.assert_trees_all_close(mapped, looped, rtol=row.rtol, atol=row.rtol)
+    loop = [np.stack(pair) for pair in zip(*looped(row), strict=True)]
+    chex.assert_trees_all_close(mapped, loop, rtol=row.rtol, atol=row.rtol)
 
 
 @by_name(COMPILED)
 def test_one_trace_for_equal_shapes(row):
-    chex.clear_trace_counter()
-    counted = jax.jit(chex.assert_max_traces(row.call, n=1))
-    for seed in (0, 1):
-        jax.block_until_ready(counted(*row.key(seed), *row.arrays("float32", seed)))
+    assert runs(row, "float32").traces == 1
 
 
-@by_name([row for row in COMPILED if row.grad])
+@by_name([row for row in COMPILED if row.grad], wide=True)
 def test_gradients_are_finite(row, x64):
     args = row.arrays()
 
@@ -70,15 +111,20 @@ def test_gradients_are_finite(row, x64):
             filled[position] = value
         return sum(leaf.sum() for leaf in floats(row.call(*row.key(), *filled)))
 
-    grads = jax.grad(total, argnums=tuple(range(len(row.grad))))(*(args[i] for i in row.grad))
+    gradient = jax.jit(jax.grad(total, argnums=tuple(range(len(row.grad)))))
+    grads = jax.tree.map(np.asarray, gradient(*(args[i] for i in row.grad)))
     chex.assert_tree_all_finite(grads)
     assert any(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(grads))
 
 
 @by_name([row for row in ROWS if row.random])
 def test_same_key_same_result_other_key_other(row):
-    args = row.arrays("float32")
-    same, again, other = (data(row.call(*row.key(seed), *args)) for seed in (0, 0, 1))
+    if row.host:
+        args = row.arrays("float32")
+        outs = [row.call(*row.key(seed), *args) for seed in (0, 0, 1)]
+    else:
+        _, *outs, _ = runs(row, "float32")
+    same, again, other = map(data, outs)
     chex.assert_trees_all_equal(same, again)
     assert any(not np.array_equal(a, b, equal_nan=True) for a, b in zip(same, other, strict=True))
 
@@ -88,10 +134,16 @@ def test_same_key_same_result_other_key_other(row):
     [pytest.param(row, d, id=f"{row.entry}-{d}") for row in COMPILED for d in row.dtypes],
 )
 def test_dtype_in_dtype_out(row, dtype):
-    out = floats(row.call(*row.key(), *row.arrays(dtype)))
+    out = floats(runs(row, dtype).first)
     assert out, "no float output: give the row dtypes=()"
     assert {str(leaf.dtype) for leaf in out} == {dtype}
     chex.assert_tree_all_finite(out)
+
+
+def replaced(value, change):
+    """The argument in the place of a good one; arrays become those that a user would pass."""
+    new = change(value) if callable(change) else change
+    return jnp.asarray(new) if isinstance(new, np.ndarray) else new
 
 
 @pytest.mark.parametrize(
@@ -100,8 +152,11 @@ def test_dtype_in_dtype_out(row, dtype):
 )
 def test_bad_input_is_refused(row, bad, as_user):
     args = list(row.arrays("float32"))
-    for position, value in bad.args.items():
-        args[position] = value(args[position]) if callable(value) else value
+    for position, change in bad.args.items():
+        if row.host:
+            args[position] = change(args[position]) if callable(change) else change
+        else:
+            args[position] = replaced(args[position], change)
     with pytest.raises(ValueError, match=bad.match):
         row.call(*row.key(), *args)
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.special import betainc, ndtri
 from jaxtyping import Array, Float, Real
 
@@ -65,14 +66,10 @@ def wilson_interval(
     >>> print(f"{low:.4f} {high:.4f}")
     0.0204 0.0769
     """
-    checks.check_positive("trials", trials)
-    if not checks.is_traced(successes, trials):
-        checks.check_range("successes / trials", jnp.divide(successes, trials), 0.0, 1.0)
-    checks.check_open_unit("level", level)
-    dtype = jnp.result_type(successes, trials, float)
-    x, n = (jnp.asarray(value, dtype) for value in (successes, trials))
-    z2 = _normal_quantile(level, dtype) ** 2
-    return Interval(_wilson_low(x, n, z2), 1 - _wilson_low(n - x, n, z2))
+    counts = _counts(successes=successes, trials=trials)
+    _check_level(level)
+    dtype = jnp.result_type(*counts, float)
+    return _wilson(*(jnp.asarray(value, dtype) for value in (*counts, level)))
 
 
 def mean_interval(values: Float[Array, "n ..."], *, level: Scalar = 0.95) -> Interval:
@@ -92,12 +89,11 @@ def mean_interval(values: Float[Array, "n ..."], *, level: Scalar = 0.95) -> Int
     >>> print(f"{low:.3f} {high:.3f}")
     0.446 4.554
     """
+    checks.check_floats("values", values, finite=False)
     checks.check_min_rows("values", values, 2)
-    checks.check_open_unit("level", level)
-    n = values.shape[0]
-    half = student_t_quantile(level, n - 1, dtype=values.dtype)
-    half = half * values.std(axis=0, ddof=1) / jnp.sqrt(jnp.asarray(n, values.dtype))
-    return Interval(values.mean(axis=0) - half, values.mean(axis=0) + half)
+    _check_level(level)
+    values = jnp.asarray(values)
+    return _mean_interval(values, jnp.asarray(level, values.dtype))
 
 
 def bootstrap_interval(
@@ -133,12 +129,15 @@ def bootstrap_interval(
     >>> bool(0.1 < low < 0.35 < high < 0.6)
     True
     """
+    checks.check_key("key", key)
+    checks.check_floats("values", values, finite=False)
     checks.check_min_rows("values", values, 1)
     checks.check_integer("num_samples", num_samples, low=2)
-    checks.check_open_unit("level", level)
-    draws = _bootstrap_draws(key, values, num_samples, statistic)
-    tail = (1 - jnp.asarray(level, draws.dtype)) / 2
-    return Interval(jnp.quantile(draws, tail, axis=0), jnp.quantile(draws, 1 - tail, axis=0))
+    _check_level(level)
+    if statistic is not None:
+        checks.check_callable("statistic", statistic)
+    values = jnp.asarray(values)
+    return _bootstrap(key, values, jnp.asarray(level, values.dtype), num_samples, statistic)
 
 
 def slope_interval(
@@ -162,14 +161,15 @@ def slope_interval(
     >>> bool(low < 1 < high)
     True
     """
-    checks.check_shape("x", x, (None,))
-    checks.check_shape("y", y, (None, x.shape[0]))
+    checks.check_floats("x", x, (None,), finite=False)
+    checks.check_floats("y", y, (None, x.shape[0]), finite=False)
     checks.check_min_rows("x", x, 2)
     checks.check_min_rows("y", y, 2)
-    centred = x - x.mean()
     if not checks.is_traced(x):
-        checks.check_positive("spread of x", jnp.abs(centred).max())
-    return mean_interval(y @ centred / (centred @ centred), level=level)
+        checks.check_positive("spread of x", np.ptp(np.asarray(x)))
+    _check_level(level)
+    x, y = jnp.asarray(x), jnp.asarray(y)
+    return _slope_interval(x, y, jnp.asarray(level, y.dtype))
 
 
 def student_t_quantile(level: Scalar, dof: Scalar, *, dtype=None) -> Float[Array, ""]:
@@ -193,10 +193,56 @@ def student_t_quantile(level: Scalar, dof: Scalar, *, dtype=None) -> Float[Array
     >>> print(f"{student_t_quantile(0.95, 10):.3f}")
     2.228
     """
-    checks.check_open_unit("level", level)
+    _check_level(level)
+    checks.check_scalar("dof", dof)
     checks.check_positive("dof", dof)
     dtype = jnp.result_type(float) if dtype is None else dtype
     return _t_quantile(jnp.asarray(level, dtype), jnp.asarray(dof, dtype))
+
+
+def _check_level(level) -> None:
+    checks.check_scalar("level", level)
+    checks.check_open_unit("level", level)
+
+
+def _counts(**given) -> list:
+    """Successes and trials, checked; lists become arrays."""
+    for name, count in given.items():
+        if not checks.is_traced(count):
+            known = checks.as_numbers(name, count)
+            given[name] = known if isinstance(count, (list, tuple)) else count
+    checks.check_broadcast(**given)
+    successes, trials = given.values()
+    checks.check_positive("trials", trials)
+    if not checks.is_traced(successes, trials):
+        checks.check_range("successes / trials", np.divide(successes, trials), 0.0, 1.0)
+    return [successes, trials]
+
+
+@jax.jit
+def _wilson(x: Array, n: Array, level: Array) -> Interval:
+    z2 = ndtri((1 + level) / 2) ** 2  # P(|N(0, 1)| ≤ z) = level
+    return Interval(_wilson_low(x, n, z2), 1 - _wilson_low(n - x, n, z2))
+
+
+def _wilson_low(x: Array, n: Array, z2: Array) -> Array:
+    """Smaller root of (n + z²) p² − (2x + z²) p + x²/n = 0, free of cancellation."""
+    larger = x + z2 / 2 + jnp.sqrt(z2 * (x * (n - x) / n + z2 / 4))
+    return x * x / n / larger
+
+
+@jax.jit
+def _mean_interval(values: Array, level: Array) -> Interval:
+    n = values.shape[0]
+    half = _t_quantile(level, jnp.asarray(n - 1, values.dtype))
+    half = half * values.std(axis=0, ddof=1) / jnp.sqrt(jnp.asarray(n, values.dtype))
+    return Interval(values.mean(axis=0) - half, values.mean(axis=0) + half)
+
+
+@jax.jit
+def _slope_interval(x: Array, y: Array, level: Array) -> Interval:
+    centred = x - x.mean()
+    return _mean_interval(y @ centred / (centred @ centred), level)
 
 
 @jax.jit
@@ -215,22 +261,18 @@ def _t_quantile(level: Array, dof: Array) -> Array:
 
 
 @partial(jax.jit, static_argnames=("num_samples", "statistic"))
-def _bootstrap_draws(key: Key, values: Array, num_samples: int, statistic) -> Array:
+def _bootstrap(key: Key, values: Array, level: Array, num_samples: int, statistic) -> Interval:
     n = values.shape[0]
 
     def resampled(sample_key):
         rows = values[jax.random.randint(sample_key, (n,), 0, n)]
-        return rows.mean(axis=0) if statistic is None else statistic(rows)
+        if statistic is None:
+            return rows.mean(axis=0)
+        found = statistic(rows)
+        checks.check_array("statistic(values)", found)
+        return found
 
-    return jax.lax.map(resampled, jax.random.split(key, num_samples), batch_size=50)
-
-
-def _normal_quantile(level: Scalar, dtype) -> Float[Array, ""]:
-    """The z with P(|N(0, 1)| ≤ z) = level."""
-    return ndtri((1 + jnp.asarray(level, dtype)) / 2)
-
-
-def _wilson_low(x: Array, n: Array, z2: Array) -> Array:
-    """Smaller root of (n + z²) p² − (2x + z²) p + x²/n = 0, free of cancellation."""
-    larger = x + z2 / 2 + jnp.sqrt(z2 * (x * (n - x) / n + z2 / 4))
-    return x * x / n / larger
+    draws = jax.lax.map(resampled, jax.random.split(key, num_samples), batch_size=50)
+    tail = (1 - level.astype(draws.dtype)) / 2
+    low, high = (jnp.quantile(draws, share, axis=0) for share in (tail, 1 - tail))
+    return Interval(low, high)

@@ -73,9 +73,9 @@ def quadratic_form_draws(
     >>> print(quadratic_form_draws(g, jnp.diag(jnp.array([1.0, 3.0]))))
     [0. 0.]
     """
-    checks.check_shape("gaussians", gaussians, (None, None))
+    checks.check_floats("gaussians", gaussians, (None, None), finite=False)
     n = gaussians.shape[1]
-    checks.check_shape("form", form, (n, n))
+    checks.check_floats("form", form, (n, n), finite=False)
     return ((gaussians @ form) * gaussians).sum(1) - jnp.trace(form)
 
 
@@ -95,8 +95,10 @@ def monte_carlo_p_value(statistic: Scalar, null: Float[Array, " draws"]) -> Floa
     >>> print(monte_carlo_p_value(2.5, jnp.array([1.0, 2.0, 3.0])))
     0.5
     """
-    checks.check_shape("null", null, (None,))
+    checks.check_scalar("statistic", statistic)
+    checks.check_floats("null", null, (None,), finite=False)
     checks.check_min_rows("null", null, 1)
+    null = jnp.asarray(null)
     statistic = jnp.asarray(statistic, null.dtype)
     exceed = (null >= statistic).sum().astype(null.dtype)
     p_value = (1 + exceed) / (null.shape[0] + 1)
@@ -123,10 +125,11 @@ def upper_quantile(null: Float[Array, " draws"], alpha: Scalar) -> Float[Array, 
     >>> print(upper_quantile(jnp.arange(1.0, 20.0), 0.1))
     18.0
     """
-    checks.check_shape("null", null, (None,))
+    checks.check_floats("null", null, (None,), finite=False)
     checks.check_min_rows("null", null, 1)
+    checks.check_scalar("alpha", alpha)
     checks.check_open_unit("alpha", alpha)
-    count = null.shape[0]
+    null, count = jnp.asarray(null), null.shape[0]
     # α (B + 1) is a whole number for the usual choices: rounding must not push it below
     nudge = 1 + 4 * jnp.finfo(null.dtype).eps
     above = jnp.floor(jnp.asarray(alpha, null.dtype) * (count + 1) * nudge).astype(int)
@@ -156,19 +159,20 @@ def max_over_family(
         member is left.
 
     Raises:
-        ValueError: shapes that disagree.
+        ValueError: no member, or shapes that disagree.
 
     >>> top = max_over_family(jnp.array([1.0, 6.0]), jnp.ones((2, 3)), jnp.array([1.0, 2.0]))
     >>> print(top.statistic, top.null)
     3.0 [1. 1. 1.]
     """
-    checks.check_shape("statistics", statistics, (None,))
+    checks.check_floats("statistics", statistics, (None,), finite=False)
+    checks.check_min_rows("statistics", statistics, 1)
     k = statistics.shape[0]
-    checks.check_shape("nulls", nulls, (k, None))
-    checks.check_shape("scales", scales, (k,))
+    checks.check_floats("nulls", nulls, (k, None), finite=False)
+    checks.check_floats("scales", scales, (k,), finite=False)
     keep = jnp.ones(k, bool) if keep is None else keep
-    checks.check_shape("keep", keep, (k,))
-    taking_part = keep & (scales > 0)
+    checks.check_array("keep", keep, (k,))
+    taking_part = keep.astype(bool) & (scales > 0)
     scale = jnp.where(taking_part, scales, 1)
 
     def largest(values):
@@ -205,22 +209,28 @@ def permutation_p_value(
         The Monte-Carlo p-value.
 
     Raises:
-        ValueError: labels that are no vector, fewer than one permutation, batches below one.
+        ValueError: labels that are no vector, fewer than one permutation, batches below one, or a
+            statistic that is not one number.
 
     >>> y, labels = jnp.arange(20.0), jnp.repeat(jnp.array([0, 1]), 10)
     >>> print(permutation_p_value(jax.random.key(0), lambda a: y @ a, labels))
     0.001
     """
-    checks.check_shape("labels", labels, (None,))
+    checks.check_key("key", key)
+    checks.check_callable("statistic", statistic)
+    checks.check_callable("permute", permute)
+    checks.check_array("labels", labels, (None,))
     checks.check_integer("num_permutations", num_permutations, low=1)
     checks.check_integer("batch_size", batch_size, low=1)
+    observed = statistic(labels)
+    checks.check_scalar("statistic(labels)", observed)
     null = jax.lax.map(
         lambda draw_key: statistic(permute(draw_key, labels)),
         jax.random.split(key, num_permutations),
         batch_size=batch_size,
     )
     null = null.astype(jnp.result_type(null, float))
-    return monte_carlo_p_value(statistic(labels), null)
+    return monte_carlo_p_value(observed, null)
 
 
 def permute_within_strata(
@@ -243,8 +253,10 @@ def permute_within_strata(
     >>> print(permute_within_strata(jax.random.key(0), jnp.array([5, 5, 7, 7]), strata))
     [5 5 7 7]
     """
-    checks.check_shape("labels", labels, (None,))
-    checks.check_shape("strata", strata, labels.shape)
+    checks.check_key("key", key)
+    checks.check_array("labels", labels, (None,))
+    checks.check_array("strata", strata, labels.shape)
+    labels = jnp.asarray(labels)
     shuffled = jax.random.permutation(key, labels.shape[0])
     source = shuffled[jnp.argsort(strata[shuffled], stable=True)]
     target = jnp.argsort(strata, stable=True)
@@ -267,7 +279,7 @@ def quantile_strata(scores: Num[Array, " n"], *, num_strata: int = 5) -> Int[Arr
     >>> print(quantile_strata(jnp.array([0.9, 0.1, 0.5, 0.2]), num_strata=2))
     [1 0 1 0]
     """
-    checks.check_shape("scores", scores, (None,))
+    checks.check_array("scores", scores, (None,))
     n = scores.shape[0]
     checks.check_integer("num_strata", num_strata, low=1, high=n)
     rank = jnp.argsort(jnp.argsort(scores, stable=True), stable=True)
@@ -291,8 +303,10 @@ def benjamini_hochberg(p_values: Float[Array, " n"], *, level: Scalar = 0.05) ->
     >>> print(found.adjusted, found.reject)
     [0.04 0.04 0.8 0.9 ] [ True  True False False]
     """
-    checks.check_shape("p_values", p_values, (None,))
+    checks.check_floats("p_values", p_values, (None,), finite=False)
+    checks.check_scalar("level", level)
     checks.check_open_unit("level", level)
+    p_values = jnp.asarray(p_values)
     missing = jnp.isnan(p_values)
     known = jnp.where(missing, 1, p_values)
     checks.check_range("p_values", known, 0.0, 1.0)

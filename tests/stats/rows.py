@@ -1,6 +1,5 @@
 """Public entries of `jaxicml.stats`."""
 
-import jax.numpy as jnp
 import numpy as np
 
 from jaxicml.stats import intervals, significance
@@ -47,7 +46,7 @@ ROWS = [
         NORMAL(9, 2),
         vmap=(0,),
         grad=(0,),
-        bad=(Bad("one row", {0: jnp.ones(1)}, "values: expected at least 2 rows, got 1"),),
+        bad=(Bad("one row", {0: np.ones(1)}, "values: expected at least 2 rows, got 1"),),
     ),
     Row(
         "stats.intervals.bootstrap_interval",
@@ -56,7 +55,7 @@ ROWS = [
         random=True,
         vmap=(0,),
         grad=(0,),
-        bad=(Bad("no row", {0: jnp.ones((0, 2))}, "values: expected at least 1 rows, got 0"),),
+        bad=(Bad("no row", {0: np.ones((0, 2))}, "values: expected at least 1 rows, got 0"),),
     ),
     Row(
         "stats.intervals.slope_interval",
@@ -65,9 +64,9 @@ ROWS = [
         vmap=(0, 1),
         grad=(0, 1),
         bad=(
-            Bad("lengths", {0: jnp.arange(4.0)}, r"y: expected shape \(any, 4\), got \(3, 5\)"),
-            Bad("no spread", {0: jnp.ones(5)}, "spread of x: expected a finite number above 0"),
-            Bad("one seed", {1: jnp.ones((1, 5))}, "y: expected at least 2 rows, got 1"),
+            Bad("lengths", {0: np.arange(4.0)}, r"y: expected shape \(any, 4\), got \(3, 5\)"),
+            Bad("no spread", {0: np.ones(5)}, "spread of x: expected a finite number above 0"),
+            Bad("one seed", {1: np.ones((1, 5))}, "y: expected at least 2 rows, got 1"),
         ),
     ),
     Row(
@@ -75,7 +74,7 @@ ROWS = [
         lambda level, dof: intervals.student_t_quantile(level, dof, dtype=level.dtype),
         lambda rng: (np.array(rng.uniform(0.5, 0.99)), np.array(rng.uniform(1, 30))),
         vmap=(0, 1),
-        bad=(Bad("level", {0: jnp.ones(())}, "level: expected values strictly between 0 and 1"),),
+        bad=(Bad("level", {0: np.ones(())}, "level: expected values strictly between 0 and 1"),),
     ),
     Row(
         "stats.significance.quadratic_form_draws",
@@ -83,14 +82,14 @@ ROWS = [
         lambda rng: (rng.normal(size=(7, 4)), rng.normal(size=(4, 4))),
         vmap=(0, 1),
         grad=(0, 1),
-        bad=(Bad("shape", {1: jnp.ones((3, 4))}, r"form: expected shape \(4, 4\), got \(3, 4\)"),),
+        bad=(Bad("shape", {1: np.ones((3, 4))}, r"form: expected shape \(4, 4\), got \(3, 4\)"),),
     ),
     Row(
         "stats.significance.monte_carlo_p_value",
         significance.monte_carlo_p_value,
         lambda rng: (np.array(rng.normal()), rng.normal(size=99)),
         vmap=(0, 1),
-        bad=(Bad("no draws", {1: jnp.ones(0)}, "null: expected at least 1 rows, got 0"),),
+        bad=(Bad("no draws", {1: np.ones(0)}, "null: expected at least 1 rows, got 0"),),
     ),
     Row(
         "stats.significance.upper_quantile",
@@ -100,7 +99,7 @@ ROWS = [
         grad=(0,),
         bad=(
             Bad("alpha", {1: 0}, "alpha: expected values strictly between 0 and 1, got 0"),
-            Bad("matrix", {0: jnp.ones((2, 2))}, r"null: expected shape \(any\), got \(2, 2\)"),
+            Bad("matrix", {0: np.ones((2, 2))}, r"null: expected shape \(any\), got \(2, 2\)"),
         ),
     ),
     Row(
@@ -110,9 +109,9 @@ ROWS = [
         vmap=(0, 1, 2, 3),
         grad=(0, 1, 2),
         bad=(
-            Bad("nulls", {1: jnp.ones((2, 9))}, r"nulls: expected shape \(3, any\), got \(2, 9\)"),
-            Bad("scales", {2: jnp.ones(2)}, r"scales: expected shape \(3\), got \(2,\)"),
-            Bad("keep", {3: jnp.ones(4, bool)}, r"keep: expected shape \(3\), got \(4,\)"),
+            Bad("nulls", {1: np.ones((2, 9))}, r"nulls: expected shape \(3, any\), got \(2, 9\)"),
+            Bad("scales", {2: np.ones(2)}, r"scales: expected shape \(3\), got \(2,\)"),
+            Bad("keep", {3: np.ones(4, bool)}, r"keep: expected shape \(3\), got \(4,\)"),
         ),
     ),
     Row(
@@ -121,9 +120,7 @@ ROWS = [
         labelled,
         random=True,
         vmap=(0, 1),
-        bad=(
-            Bad("labels", {0: jnp.ones((2, 6))}, r"labels: expected shape \(any\), got \(2, 6\)"),
-        ),
+        bad=(Bad("labels", {0: np.ones((2, 6))}, r"labels: expected shape \(any\), got \(2, 6\)"),),
     ),
     Row(
         "stats.significance.permute_within_strata",
@@ -131,7 +128,7 @@ ROWS = [
         lambda rng: (rng.normal(size=12), rng.integers(0, 3, 12)),
         random=True,
         vmap=(0, 1),
-        bad=(Bad("strata", {1: jnp.ones(3, int)}, r"strata: expected shape \(12\), got \(3,\)"),),
+        bad=(Bad("strata", {1: np.ones(3, int)}, r"strata: expected shape \(12\), got \(3,\)"),),
     ),
     Row(
         "stats.significance.quantile_strata",
@@ -139,9 +136,7 @@ ROWS = [
         NORMAL(12),
         vmap=(0,),
         dtypes=(),
-        bad=(
-            Bad("few", {0: jnp.ones(2)}, "num_strata: expected a whole number of at least 1 and"),
-        ),
+        bad=(Bad("few", {0: np.ones(2)}, "num_strata: expected a whole number of at least 1 and"),),
     ),
     Row(
         "stats.significance.benjamini_hochberg",
@@ -149,6 +144,6 @@ ROWS = [
         lambda rng: (rng.uniform(size=9),),
         vmap=(0,),
         grad=(0,),
-        bad=(Bad("above 1", {0: jnp.full(3, 1.5)}, r"p_values: expected values in \[0"),),
+        bad=(Bad("above 1", {0: np.full(3, 1.5)}, r"p_values: expected values in \[0"),),
     ),
 ]

@@ -68,12 +68,8 @@ from jaxicml.methods.sinkhorn_effect.data import (
     simulate_image_trial,
 )
 from jaxicml.methods.sinkhorn_effect.estimator import (
-    DEFAULT_MULTIPLES,
     AggResult,
     EffectResult,
-    cross_fit,
-    epsilon_grid,
-    median_cost,
     sinkhorn_effect_aggregated,
     sinkhorn_treatment_effect,
 )
@@ -84,6 +80,8 @@ from jaxicml.methods.sinkhorn_effect.flow import (
     flow_law,
     flow_sample_law,
 )
+from jaxicml.methods.sinkhorn_effect.folds import cross_fit
+from jaxicml.methods.sinkhorn_effect.grid import DEFAULT_MULTIPLES, epsilon_grid, median_cost
 from jaxicml.methods.sinkhorn_effect.influence import (
     first_order_eif,
     hadamard_kernel,

@@ -20,7 +20,7 @@ from jaxicml.data import tabular
 from jaxicml.harness import files, text
 from jaxicml.harness.threads import one_blas_thread
 from jaxicml.methods.sinkhorn_effect.analysis import LAWS, PROPENSITIES, estimate
-from jaxicml.methods.sinkhorn_effect.estimator import DEFAULT_MULTIPLES
+from jaxicml.methods.sinkhorn_effect.grid import DEFAULT_MULTIPLES
 from jaxicml.methods.sinkhorn_effect.report import Distribution, EffectReport
 
 FIGURE = "sinkhorn_effect.png"

@@ -23,9 +23,10 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxicml import checks
-from jaxicml.methods.sinkhorn_effect import estimator, flow
+from jaxicml.methods.sinkhorn_effect import estimator, flow, folds
 from jaxicml.methods.sinkhorn_effect import influence as eif
 from jaxicml.methods.sinkhorn_effect.baselines import ate_aipw
+from jaxicml.methods.sinkhorn_effect.grid import DEFAULT_MULTIPLES, checked_grid, median_cost
 from jaxicml.methods.sinkhorn_effect.laws import ConditionalLaw, kernel_law, select_bandwidth
 from jaxicml.methods.sinkhorn_effect.propensity import (
     clip_propensity,
@@ -56,6 +57,9 @@ MIN_ROWS_PER_FOLD = 5
 
 FEW_ROWS_PER_FOLD = 30
 """Below this the report warns."""
+
+MAX_ITER = 2000
+"""Bound on the iterations of the potentials."""
 
 
 class _Setting(NamedTuple):
@@ -98,7 +102,7 @@ def estimate(
     num_folds: int = 2,
     seed: int = 0,
     epsilons: Any = None,
-    multiples: Any = estimator.DEFAULT_MULTIPLES,
+    multiples: Any = DEFAULT_MULTIPLES,
     alpha: Scalar = 0.05,
     num_null: int = 2000,
     bandwidth: Scalar | None = None,
@@ -166,6 +170,9 @@ def estimate(
     """
     setting = _Setting(num_folds, seed, alpha, num_null, reference, regime_tol, clip)
     _check_setting(setting)
+    checks.check_choice("standardise_outcome", standardise_outcome, (None, True, False))
+    if progress is not None:
+        checks.check_instance("progress", progress, Progress)
     fit_propensity, fit_law = _nuisances(propensity, law, bandwidth)
     data = read_sample(table, treatment, outcome, covariates)
     _check_sample(data, num_folds)
@@ -176,33 +183,31 @@ def estimate(
     scaled = data._replace(x=_standardised(data.x), y=data.y / scale)
     with jax.enable_x64(True):
         grid = _grid(scaled.y, epsilons, multiples)
-        folds = _folds(scaled, grid, fit_propensity, fit_law, setting, progress)
-        return _report(scaled, scale, grid, folds, setting)
+        fitted = _folds(scaled, grid, fit_propensity, fit_law, setting, progress)
+        return _report(scaled, scale, grid, fitted, setting)
 
 
 def _check_setting(setting: _Setting) -> None:
-    checks.check_integer("seed", setting.seed, low=0)
-    checks.check_open_unit("alpha", setting.alpha)
-    checks.check_integer("num_null", setting.num_null, low=99)
-    checks.check_choice("reference", setting.reference, eif.REFERENCES)
-    checks.check_open_unit("2 * clip", 2 * setting.clip)
-    if setting.regime_tol is not None:
-        checks.check_range("regime_tol", setting.regime_tol, 0.0, float("inf"))
+    checks.check_integer("seed", setting.seed, low=0, high=2**63 - 1)
+    estimator.check_test(setting.num_null, setting.clip, alpha=setting.alpha)
+    estimator.check_expansion(setting.reference, setting.regime_tol, None, MAX_ITER)
 
 
 def _nuisances(propensity, law, bandwidth):
     """The two functions that fit a fold; that of the law also returns the bandwidth it took."""
     if not callable(propensity) and not isinstance(propensity, str):
-        propensity = np.asarray(propensity, np.float64)
+        propensity = checks.as_numbers("propensity", propensity).astype(np.float64)
         checks.check_open_unit("propensity", propensity)
     elif not callable(propensity):
         checks.check_choice("propensity", propensity, PROPENSITIES)
         propensity = PROPENSITIES[propensity]
     if bandwidth is not None:
+        checks.check_scalar("bandwidth", bandwidth)
         checks.check_positive("bandwidth", bandwidth)
         checks.check_choice("law (beside a bandwidth)", law, ["kernel"])
     if callable(law):
         return propensity, lambda *sample: (law(*sample), None)
+    checks.check_instance("law", law, str)
     checks.check_choice("law", law, LAWS)
     return propensity, _flow_law if law == "flow" else partial(_kernel_law, bandwidth=bandwidth)
 
@@ -250,14 +255,16 @@ def _grid(outcome: np.ndarray, epsilons, multiples) -> _Grid:
     if cost < 1e-9 * mean_cost:
         cost, notes = mean_cost, ("most pairs of outcomes are equal: ε is scaled by mean cost",)
     if epsilons is None:
-        epsilons = cost * np.asarray(multiples, float)
-    return _Grid(np.asarray(estimator.check_grid(np.asarray(epsilons, float))), cost, notes)
+        grid = cost * np.asarray(checked_grid("multiples", multiples, float))
+    else:
+        grid = np.asarray(checked_grid("epsilons", epsilons, float))
+    return _Grid(grid, cost, notes)
 
 
 def _folds(data: NamedSample, grid, fit_propensity, fit_law, setting: _Setting, progress):
-    """Every fold in turn, with the keys of `estimator.cross_fit`: equal seeds, equal numbers."""
+    """Every fold in turn, with the keys of `folds.cross_fit`: equal seeds, equal numbers."""
     split_key, fold_key = jax.random.split(jax.random.key(setting.seed))
-    splits = estimator.split_indices(split_key, len(data.a), setting.num_folds)
+    splits = folds.split_indices(split_key, len(data.a), setting.num_folds)
     splits = [tuple(map(np.asarray, split)) for split in splits]
     _check_splits(data, splits)
     jobs = list(zip(jax.random.split(fold_key, setting.num_folds), splits, strict=True))
@@ -279,9 +286,11 @@ def _fold(key, data: NamedSample, train, evaluate, grid, fit_propensity, fit_law
     propensity_key, law_key, null_key = jax.random.split(key, 3)
     x, a, y = (jnp.asarray(values[train]) for values in data[:3])
     x_eval, a_eval, y_eval = (jnp.asarray(values[evaluate]) for values in data[:3])
-    known = isinstance(fit_propensity, np.ndarray)
-    fitted = fit_propensity[evaluate] if known else fit_propensity(propensity_key, x, a)(x_eval)
-    propensity = jnp.asarray(fitted, float)
+    if isinstance(fit_propensity, np.ndarray):
+        raw = fit_propensity[evaluate]
+    else:
+        raw = _predicted(fit_propensity(propensity_key, x, a), x_eval)
+    propensity = jnp.asarray(raw, float)
     clipped, _ = clip_propensity(propensity, setting.clip)
     law, bandwidth = fit_law(law_key, x, a, y, x_eval)
     eif.check_sample(y_eval, a_eval, clipped, law)
@@ -295,12 +304,21 @@ def _fold(key, data: NamedSample, train, evaluate, grid, fit_propensity, fit_law
         num_null=setting.num_null,
         reference=setting.reference,
         tol=None,
-        max_iter=2000,
+        max_iter=MAX_ITER,
     )
     return _Fold(evaluate, np.asarray(propensity), law, bandwidth, terms)
 
 
-_median_cost = jax.jit(estimator.median_cost)
+def _predicted(fitted, x) -> np.ndarray:
+    """Probabilities from a user's function; `clip_propensity` looks at their range."""
+    checks.check_callable("propensity(key, x, treatment)", fitted)
+    name = "propensity(key, x, treatment)(x)"
+    probabilities = checks.as_numbers(name, fitted(x))
+    checks.check_shape(name, probabilities, (x.shape[0],))
+    return probabilities
+
+
+_median_cost = jax.jit(median_cost)
 _fold_terms = jax.jit(
     estimator.fold_terms, static_argnames=("num_null", "reference", "tol", "max_iter")
 )

@@ -107,6 +107,7 @@ def simulate_gaussian(
     >>> x.shape, a.shape, y.shape
     ((100, 3), (100,), (100, 2))
     """
+    checks.check_key("key", key)
     law = gaussian_law(theta, kind, sigma)
     return sample_gaussian(key, n, law, confounding=confounding, overlap=overlap)
 
@@ -126,9 +127,9 @@ def gaussian_law(theta: Scalar, kind: str, sigma: Float[Array, "d d"] | None = N
     [0.9, 0.9]
     """
     checks.check_choice("kind", kind, KINDS)
-    checks.check_finite("theta", theta)
-    checks.check_shape("theta", theta, ())
+    theta = _number("theta", theta)
     covariance = np.array(DEFAULT_SIGMA) if sigma is None else sigma
+    checks.check_array("sigma", covariance)
     checks.check_min_rows("sigma", covariance, 2 if kind == "cov" else 1)
     checks.check_covariance("sigma", covariance, covariance.shape[0])
     if kind == "cov" and not checks.is_traced(theta, covariance):
@@ -172,9 +173,10 @@ def sample_gaussian(
     >>> sample_gaussian(jax.random.key(0), 5, gaussian_law(0.9, "cov")).y.shape
     (5, 2)
     """
+    checks.check_key("key", key)
     checks.check_integer("n", n, low=1)
-    checks.check_finite("confounding", confounding)
-    checks.check_finite("overlap", overlap)
+    checks.check_instance("law", law, GaussianLaw)
+    confounding, overlap = _number("confounding", confounding), _number("overlap", overlap)
     return _sample_gaussian(key, n, law, confounding, overlap)
 
 
@@ -230,13 +232,13 @@ def simulate_image_trial(
     >>> bool(y[a == 1].any())  # treatment heals everybody
     False
     """
+    checks.check_key("key", key)
     checks.check_integer("n", n, low=1)
-    checks.check_shape("pool0", pool0, (None, None))
-    checks.check_shape("pool1", pool1, (None, pool0.shape[1]))
+    checks.check_floats("pool0", pool0, (None, None))
+    checks.check_floats("pool1", pool1, (None, pool0.shape[1]))
     checks.check_min_rows("pool0", pool0, 1)
     checks.check_min_rows("pool1", pool1, 1)
-    for name, value in (("pool0", pool0), ("pool1", pool1), ("theta", theta)):
-        checks.check_finite(name, value)
+    theta, pi0, gamma0 = _number("theta", theta), _number("pi0", pi0), _number("gamma0", gamma0)
     checks.check_integer("p", p, low=1)
     slopes = _slopes("pi1", pi1, p), _slopes("gamma1", gamma1, p)
     return _image_trial(key, n, theta, pool0, pool1, pi0, gamma0, slopes)
@@ -260,11 +262,21 @@ def _bernoulli(key, log_odds):
     return jax.random.bernoulli(key, jax.nn.sigmoid(log_odds))
 
 
-def _slopes(name, value, p):
-    if np.ndim(value):
-        checks.check_shape(name, value, (p,))
+def _number(name: str, value):
+    """One finite number; integers, which compiled programs bound, as floats."""
+    if isinstance(value, (jax.Array, np.ndarray)):
+        checks.check_shape(name, value, ())
+    checks.check_scalar(name, value)
     checks.check_finite(name, value)
-    return jnp.broadcast_to(jnp.asarray(value, float), (p,))
+    return float(value) if isinstance(value, int) else value
+
+
+def _slopes(name, value, p):
+    if isinstance(value, (jax.Array, np.ndarray)) and value.ndim:
+        checks.check_array(name, value, (p,))
+        checks.check_finite(name, value)
+        return jnp.asarray(value, float)
+    return jnp.broadcast_to(jnp.asarray(_number(name, value), float), (p,))
 
 
 def digits_pools(num_components: int = 10) -> tuple[np.ndarray, np.ndarray]:
@@ -304,7 +316,7 @@ def principal_components(table: np.ndarray, num_components: int) -> np.ndarray:
     >>> principal_components(np.array([[0.0, 5.0], [1.0, 5.0]]), 1)
     array([[-1.], [ 1.]])
     """
-    table = np.asarray(table, np.float64)
+    table = checks.as_numbers("table", table).astype(np.float64)
     checks.check_shape("table", table, (None, None))
     checks.check_min_rows("table", table, 1)
     checks.check_finite("table", table)
@@ -318,6 +330,7 @@ def principal_components(table: np.ndarray, num_components: int) -> np.ndarray:
 
 def block_means(images: np.ndarray) -> np.ndarray:
     """Means over 8 x 8 blocks of pixels, one row an image: features without any weights."""
+    checks.check_array("images", images, (None, None, None, None))
     n, height, width, channels = images.shape
     blocks = images[:, : height // 8 * 8, : width // 8 * 8]
     blocks = blocks.reshape(n, height // 8, 8, width // 8, 8, channels)
@@ -358,8 +371,11 @@ def load_pcam(
         ValueError: a wrong key, shape, dtype or label, data that lies in another file, or more
             features than fit the size bound.
     """
-    path = Path(path)
     checks.check_choice("split", split, ("train", "valid", "test"))
+    checks.check_callable("embed", embed)
+    if not isinstance(path, (str, os.PathLike)):
+        raise ValueError(f"path: expected the path of a file or folder, got {type(path).__name__}")
+    path = Path(path)
     checks.check_integer("batch_size", batch_size, low=1)
     if max_images is not None:
         checks.check_integer("max_images", max_images, low=2)
@@ -408,7 +424,7 @@ def _embed_patches(path: Path, split: str, embed, max_images: int | None, batch_
         batches = []
         for start in range(0, count, batch_size):
             images = patches[start : min(start + batch_size, count)]
-            features = np.asarray(embed(images), np.float64)
+            features = checks.as_numbers("embed(images)", embed(images)).astype(np.float64)
             checks.check_shape("embed(images)", features, (len(images), None))
             _check_size("features", count, features.shape[1])
             batches.append(features)

@@ -1,18 +1,17 @@
-"""The estimators and the tests: one ε, a family of ε, and cross-fitting.
+"""The estimators and the tests on one evaluation sample: one ε, and a family of ε.
 
     Ŝ = S + mean(I1)                    one-step; Wald interval Ŝ ± z sd(I1)/√n, away from the null
     S̄ = Ŝ + U/2                         U = (1ᵀ I2 1 − tr I2)/(n(n−1))  (eq. 12)
     T = n S̄  →  Σ_j (λ_j/2)(N_j² − 1)   at the null; drawn as (gᵀ I2 g − tr I2)/(2n), g ~ N(0, I)
     STEAgg = max_ε T_ε / q_ε            q_ε the upper quantile of T_ε's null; one g for all ε
 
-Under K folds S̄ and the draws add up over folds, each weighted by its size.
+Under K folds S̄ and the draws add up over folds, each weighted by its size (`folds`).
 
 References:
     Agarwal, Luedtke, "Sinkhorn Treatment Effects", 2026, arXiv 2605.08485 (Theorem 4.1, §4.3-4.4).
 """
 
 import functools
-import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -23,28 +22,22 @@ from jaxtyping import Array, Bool, Float
 from jaxicml import checks
 from jaxicml.methods.sinkhorn_effect import influence as eif
 from jaxicml.methods.sinkhorn_effect import potentials as ot
+from jaxicml.methods.sinkhorn_effect.grid import checked_grid
 from jaxicml.methods.sinkhorn_effect.laws import ConditionalLaw
-from jaxicml.methods.sinkhorn_effect.propensity import clip_propensity
+from jaxicml.methods.sinkhorn_effect.propensity import check_clip, clip_propensity
 from jaxicml.stats import significance
 from jaxicml.types import Key, Scalar
 
 __all__ = [
-    "DEFAULT_MULTIPLES",
     "AggResult",
     "EffectResult",
     "FoldTerms",
-    "cross_fit",
-    "cross_fit_terms",
-    "epsilon_grid",
     "fold_terms",
-    "median_cost",
     "sinkhorn_effect_aggregated",
     "sinkhorn_treatment_effect",
     "summarise",
+    "terms_of",
 ]
-
-DEFAULT_MULTIPLES = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""η of the grid ε = η · median cost."""
 
 
 class EffectResult(NamedTuple):
@@ -165,26 +158,14 @@ def sinkhorn_treatment_effect(
     >>> bool(out.p_value < 0.05)
     True
     """
-    eif.check_sample(outcome, treatment, propensity, law)
-    ot.check_solver(epsilon, tol)
-    _check_options(alpha, num_null, reference, clip, max_iter)
-    aggregated = _evaluate(
-        key,
-        outcome,
-        treatment,
-        propensity,
-        law,
-        jnp.asarray(epsilon, outcome.dtype)[None],
-        jnp.asarray(alpha, outcome.dtype),
-        jnp.asarray(alpha, outcome.dtype),
-        jnp.asarray(clip, outcome.dtype),
-        num_null=num_null,
-        reference=reference,
-        regime_tol=None,
-        tol=tol,
-        max_iter=max_iter,
-    )
-    return jax.tree.map(lambda leaf: leaf[0], aggregated.per_eps)
+    sample = outcome, treatment, propensity, law
+    eif.check_sample(*sample)
+    epsilon = ot.checked_epsilon("epsilon", epsilon, outcome.dtype)
+    checks.check_key("key", key)
+    check_test(num_null, clip, alpha=alpha)
+    check_expansion(reference, None, tol, max_iter)
+    options = {"num_null": num_null, "reference": reference, "tol": tol, "max_iter": max_iter}
+    return evaluate_one(fold_terms, key, sample, epsilon, alpha, clip, **options)
 
 
 def sinkhorn_effect_aggregated(
@@ -226,39 +207,61 @@ def sinkhorn_effect_aggregated(
     Raises:
         ValueError: shapes, values, grid or options are not as described.
     """
-    eif.check_sample(outcome, treatment, propensity, law)
-    _check_guard(regime_tol, tol)
+    sample = outcome, treatment, propensity, law
+    eif.check_sample(*sample)
     beta = alpha if beta is None else beta
-    _check_options(alpha, num_null, reference, clip, max_iter)
-    checks.check_open_unit("beta", beta)
-    return _evaluate(
-        key,
-        outcome,
-        treatment,
-        propensity,
-        law,
-        check_grid(epsilons).astype(outcome.dtype),
-        jnp.asarray(alpha, outcome.dtype),
-        jnp.asarray(beta, outcome.dtype),
-        jnp.asarray(clip, outcome.dtype),
-        num_null=num_null,
-        reference=reference,
-        regime_tol=regime_tol,
-        tol=tol,
-        max_iter=max_iter,
+    checks.check_key("key", key)
+    check_test(num_null, clip, alpha=alpha, beta=beta)
+    check_expansion(reference, regime_tol, tol, max_iter)
+    epsilons = checked_grid("epsilons", epsilons, outcome.dtype)
+    options = {"num_null": num_null, "reference": reference, "tol": tol, "max_iter": max_iter}
+    return evaluate(
+        fold_terms, key, sample, epsilons, alpha, beta, clip, regime_tol=regime_tol, **options
     )
 
 
-_STATIC = ("num_null", "reference", "regime_tol", "tol", "max_iter")
+_OPTIONS = ("num_null", "reference", "tol", "max_iter")
 
 
-@functools.partial(jax.jit, static_argnames=_STATIC)
-def _evaluate(
-    key, outcome, treatment, propensity, law, epsilons, alpha, beta, clip, *, regime_tol, **options
-):
+@functools.partial(jax.jit, static_argnames=("terms_fn", "regime_tol", *_OPTIONS))
+def evaluate(
+    terms_fn: Callable[..., FoldTerms],
+    key: Key,
+    sample: tuple,
+    epsilons: Float[Array, " e"],
+    alpha: Scalar,
+    beta: Scalar,
+    clip: Scalar,
+    *,
+    regime_tol: float | None,
+    **options,
+) -> AggResult:
+    """The test over a grid from one checked sample, as one program.
+
+    Args:
+        terms_fn: `fold_terms`, or the like for another discrepancy.
+        key: draws of the null law.
+        sample: outcome, treatment, propensity and law.
+        epsilons: the grid.
+        alpha: level.
+        beta: level of the scaling quantiles.
+        clip: bound of the propensities.
+        regime_tol: guard of the quadratic regime, or None.
+        options: of `terms_fn`.
+    """
+    outcome, treatment, propensity, law = sample
     propensity, clipped = clip_propensity(propensity, clip)
-    terms = fold_terms(key, outcome, treatment, propensity, law, epsilons, **options)
+    terms = terms_fn(key, outcome, treatment, propensity, law, epsilons, **options)
     return summarise([terms], epsilons, clipped, alpha, beta, regime_tol)
+
+
+@functools.partial(jax.jit, static_argnames=("terms_fn", *_OPTIONS))
+def evaluate_one(terms_fn, key, sample, epsilon, alpha, clip, **options) -> EffectResult:
+    """`evaluate` at a single ε."""
+    aggregated = evaluate(
+        terms_fn, key, sample, epsilon[None], alpha, alpha, clip, regime_tol=None, **options
+    )
+    return jax.tree.map(lambda leaf: leaf[0], aggregated.per_eps)
 
 
 def fold_terms(
@@ -274,28 +277,40 @@ def fold_terms(
     tol: float | None,
     max_iter: int,
 ) -> FoldTerms:
-    """Everything that one evaluation sample says, for each ε in turn.
+    """Everything that one evaluation sample says, for each ε in turn; see `terms_of`."""
+    tol = ot.default_tolerance(outcome.dtype) if tol is None else tol
+    fixed = eif.design(outcome, treatment, propensity, law)
+    options = {"reference": reference, "tol": tol, "max_iter": max_iter}
+    return terms_of(key, fixed, functools.partial(eif.influence, **options), epsilons, num_null)
+
+
+def terms_of(
+    key: Key,
+    fixed: eif.Design,
+    influence: Callable[[eif.Design, Array], eif.Influence],
+    epsilons: Float[Array, " e"],
+    num_null: int,
+) -> FoldTerms:
+    """What the influence functions of a discrepancy say of one evaluation sample, for each ε.
 
     The same Gaussians serve every ε, so that the draws are joint.
+
+    Args:
+        key: draws of the null law.
+        fixed: the sample and its nuisances.
+        influence: both influence functions at one ε.
+        epsilons: the grid.
+        num_null: draws of the null law.
     """
-    dtype = outcome.dtype
-    tol = ot.default_tolerance(dtype) if tol is None else tol
-    n = outcome.shape[0]
-    fixed = eif.design(outcome, treatment.astype(dtype), propensity, law)
-    gaussians = jax.random.normal(key, (num_null, n), dtype)
+    n = fixed.rows.shape[0]
+    gaussians = jax.random.normal(key, (num_null, n), fixed.cost.dtype)
 
     def at(epsilon):
-        local = eif.influence(fixed, epsilon, reference=reference, tol=tol, max_iter=max_iter)
+        local = influence(fixed, epsilon)
         off_diagonal = local.eif2.sum() - jnp.trace(local.eif2)
         null = significance.quadratic_form_draws(gaussians, local.eif2) / (2 * n)
-        return FoldTerms(
-            local.plugin,
-            local.eif1,
-            off_diagonal / (n * (n - 1)),
-            null,
-            local.regime,
-            local.converged,
-        )
+        correction = off_diagonal / (n * (n - 1))
+        return FoldTerms(local.plugin, local.eif1, correction, null, local.regime, local.converged)
 
     return jax.lax.map(at, epsilons)
 
@@ -364,195 +379,19 @@ def summarise(
     return AggResult(per_eps, epsilons, maximum, p_value, p_value <= alpha, regime, kept)
 
 
-def cross_fit(
-    key: Key,
-    x: Float[Array, "n p"],
-    treatment: Float[Array, " n"],
-    outcome: Float[Array, "n d"],
-    *,
-    propensity_fn: Callable,
-    law_fn: Callable,
-    epsilons: Float[Array, " e"],
-    num_folds: int = 2,
-    alpha: Scalar = 0.05,
-    beta: Scalar | None = None,
-    num_null: int = 2000,
-    reference: str = "balanced",
-    regime_tol: float | None = 0.1,
-    clip: Scalar = 0.02,
-    tol: float | None = None,
-    max_iter: int = 2000,
-) -> AggResult:
-    """The whole analysis with nuisances fitted on the other folds.
-
-    With one fold, the sample is split once in halves: nuisances on the first, evaluation on the
-    second, the paper's plain split. Influence functions come in the order of the folds.
-
-    Args:
-        key: the split, the nuisances and the null.
-        x: covariates.
-        treatment: 0 or 1.
-        outcome: outcomes.
-        propensity_fn: `(key, x, treatment) -> f` with `f(x)` the probability of treatment.
-        law_fn: `(key, x, treatment, outcome, x_eval) -> ConditionalLaw` at `x_eval`.
-        epsilons: the grid in outcome units squared, no value twice.
-        num_folds: K; 1 is the plain split.
-        alpha: level of the tests and intervals.
-        beta: level of the scaling quantiles, `alpha` by default.
-        num_null: draws of the null law, at least 99.
-        reference: law of the second-order kernel.
-        regime_tol: guard of the quadratic regime, or None.
-        clip: propensities are moved into [clip, 1 − clip].
-        tol: marginal error of the potentials.
-        max_iter: bound on Sinkhorn iterations.
-
-    Raises:
-        ValueError: shapes, values, grid or options are not as described, or an arm is empty in
-            some fold.
-    """
-    checks.check_shape("outcome", outcome, (None, None))
-    checks.check_shape("x", x, (None, None))
-    checks.check_shape("treatment", treatment, (None,))
-    checks.check_same_length(x=x, treatment=treatment, outcome=outcome)
-    checks.check_integer("num_folds", num_folds, low=1, high=max(1, x.shape[0] // 4))
-    for name, floats in (("x", x), ("outcome", outcome)):
-        checks.check_floating(name, floats)
-        checks.check_finite(name, floats)
-    checks.check_binary("treatment", treatment)
-    _check_guard(regime_tol, tol)
-    beta = alpha if beta is None else beta
-    _check_options(alpha, num_null, reference, clip, max_iter)
-    checks.check_open_unit("beta", beta)
-    epsilons = check_grid(epsilons).astype(outcome.dtype)
-
-    options = {"num_null": num_null, "reference": reference, "tol": tol, "max_iter": max_iter}
-    folds, clipped = cross_fit_terms(
-        key, x, treatment, outcome, propensity_fn, law_fn, epsilons, num_folds, clip, **options
-    )
-    return summarise(folds, epsilons, clipped, alpha, beta, regime_tol)
-
-
-def cross_fit_terms(
-    key: Key,
-    x: Float[Array, "n p"],
-    treatment: Float[Array, " n"],
-    outcome: Float[Array, "n d"],
-    propensity_fn: Callable,
-    law_fn: Callable,
-    epsilons: Float[Array, " e"],
-    num_folds: int,
-    clip: Scalar,
-    **options,
-) -> tuple[list[FoldTerms], Float[Array, ""]]:
-    """The terms of every fold and the fraction of clipped propensities, see `cross_fit`.
-
-    Raises:
-        ValueError: an arm is empty in some fold.
-    """
-    split_key, fold_key = jax.random.split(key)
-    splits = split_indices(split_key, x.shape[0], num_folds)
-    if not checks.is_traced(treatment, splits):
-        _check_arms(treatment, splits)
-
-    def one_fold(inputs):
-        key, train, evaluate = inputs
-        propensity_key, law_key, null_key = jax.random.split(key, 3)
-        propensity = propensity_fn(propensity_key, x[train], treatment[train])(x[evaluate])
-        law = law_fn(law_key, x[train], treatment[train], outcome[train], x[evaluate])
-        # the checks of known values see nothing here: what is no probability ends as NaN
-        propensity = jnp.where((propensity >= 0) & (propensity <= 1), propensity, jnp.nan)
-        eif.check_sample(outcome[evaluate], treatment[evaluate], propensity, law)
-        propensity, clipped = clip_propensity(propensity, clip)
-        terms = fold_terms(
-            null_key, outcome[evaluate], treatment[evaluate], propensity, law, epsilons, **options
-        )
-        return terms, clipped
-
-    folds, clipped = {}, {}
-    for members, group, keys in _equal_sizes(splits, jax.random.split(fold_key, num_folds)):
-        terms, fractions = jax.lax.map(one_fold, (keys, *group))
-        for i, member in enumerate(members):
-            folds[member] = jax.tree.map(lambda leaf, i=i: leaf[i], terms)
-            clipped[member] = fractions[i]
-    fractions = jnp.stack([clipped[k] for k in range(num_folds)])
-    return [folds[k] for k in range(num_folds)], fractions.mean()
-
-
-def split_indices(key: Key, n: int, num_folds: int) -> list[tuple[Array, Array]]:
-    """Random (train, evaluate) index pairs; one fold means halves, first trained on."""
-    order = jax.random.permutation(key, n)
-    if num_folds == 1:
-        return [(order[: n // 2], order[n // 2 :])]
-    bounds = [round(k * n / num_folds) for k in range(num_folds + 1)]
-    return [
-        (jnp.concatenate([order[:low], order[high:]]), order[low:high])
-        for low, high in itertools.pairwise(bounds)
-    ]
-
-
-def _equal_sizes(splits, keys):
-    """Groups folds of equal size, so that each group is one `lax.map`."""
-    sizes = [evaluate.shape[0] for _, evaluate in splits]
-    for size in sorted(set(sizes)):
-        members = [i for i, other in enumerate(sizes) if other == size]
-        train, evaluate = zip(*(splits[i] for i in members), strict=True)
-        yield members, (jnp.stack(train), jnp.stack(evaluate)), keys[jnp.array(members)]
-
-
-def _check_arms(treatment, splits) -> None:
-    for train, evaluate in splits:
-        checks.check_binary("treatment (in a training fold)", treatment[train])
-        checks.check_binary("treatment (in an evaluation fold)", treatment[evaluate])
-
-
-def _check_guard(regime_tol, tol) -> None:
-    if regime_tol is not None:
-        if not isinstance(regime_tol, (int, float)):
-            got = type(regime_tol).__name__
-            raise ValueError(f"regime_tol: expected a Python number or None, got {got}")
-        checks.check_range("regime_tol", regime_tol, 0.0, float("inf"))
-    ot.check_solver(1.0, tol)
-
-
-def _check_options(alpha, num_null, reference, clip, max_iter) -> None:
-    checks.check_scalar("alpha", alpha)
-    checks.check_scalar("clip", clip)
-    checks.check_open_unit("alpha", alpha)
+def check_test(num_null, clip, **levels) -> None:
+    """Checks what every test by a simulated null takes: draws, clipping bound and levels."""
+    for name, level in levels.items():
+        checks.check_scalar(name, level)
+        checks.check_open_unit(name, level)
     checks.check_integer("num_null", num_null, low=99)
+    check_clip("clip", clip)
+
+
+def check_expansion(reference, regime_tol, tol, max_iter) -> None:
+    """Checks the options of the second-order expansion and of its potentials."""
     checks.check_choice("reference", reference, eif.REFERENCES)
-    checks.check_open_unit("2 * clip", 2 * clip)
-    checks.check_integer("max_iter", max_iter, low=1)
-
-
-def check_grid(epsilons) -> Float[Array, " e"]:
-    """Checks a grid of ε: not empty, all above zero, no value twice."""
-    epsilons = jnp.asarray(epsilons) * 1.0
-    checks.check_shape("epsilons", epsilons, (None,))
-    if epsilons.shape[0] == 0:
-        raise ValueError("epsilons: expected at least one value, got none")
-    checks.check_positive("epsilons", epsilons)
-    checks.check_distinct("epsilons", epsilons)
-    return epsilons
-
-
-def median_cost(outcome: Float[Array, "n d"]) -> Float[Array, ""]:
-    """Median of ½‖y_i − y_j‖² over pairs i < j; outcome units squared."""
-    checks.check_shape("outcome", outcome, (None, None))
-    checks.check_floating("outcome", outcome)
-    checks.check_min_rows("outcome", outcome, 2)
-    checks.check_finite("outcome", outcome)
-    n = outcome.shape[0]
-    first, second = jnp.triu_indices(n, 1)
-    return jnp.median(ot.half_squared_cost(outcome, outcome)[first, second])
-
-
-def epsilon_grid(
-    outcome: Float[Array, "n d"], multiples: tuple[float, ...] = DEFAULT_MULTIPLES
-) -> Float[Array, " e"]:
-    """The grid ε = η · median cost of the given outcomes.
-
-    >>> import jax.numpy as jnp
-    >>> epsilon_grid(jnp.array([[0.0], [1.0], [2.0]]), (1.0, 4.0))
-    Array([0.5, 2. ], dtype=float32)
-    """
-    return jnp.asarray(multiples, outcome.dtype) * median_cost(outcome)
+    if regime_tol is not None:
+        checks.check_static_number("regime_tol", regime_tol)
+        checks.check_range("regime_tol", regime_tol, 0.0, float("inf"))
+    ot.check_solver(tol, max_iter)

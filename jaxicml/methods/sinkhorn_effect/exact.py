@@ -13,6 +13,7 @@ References:
     measures has a closed form", 2020, arXiv 2006.02572.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -20,7 +21,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxicml import checks
-from jaxicml.methods.sinkhorn_effect.potentials import sinkhorn_divergence
+from jaxicml.methods.sinkhorn_effect.potentials import checked_epsilon, sinkhorn_divergence
 from jaxicml.types import Scalar
 
 __all__ = ["BimodalCurve", "bimodal_curve", "gaussian_sinkhorn_divergence"]
@@ -63,13 +64,12 @@ def gaussian_sinkhorn_divergence(
     >>> round(float(value), 4)
     0.6186
     """
-    checks.check_shape("mean1", mean1, (None,))
-    checks.check_shape("mean0", mean0, mean1.shape)
-    checks.check_finite("mean1", mean1)
-    checks.check_finite("mean0", mean0)
-    checks.check_covariance("cov1", cov1, mean1.shape[0])
-    checks.check_covariance("cov0", cov0, mean1.shape[0])
-    checks.check_positive("epsilon", epsilon)
+    checks.check_floats("mean1", mean1, (None,))
+    checks.check_floats("mean0", mean0, mean1.shape)
+    for name, covariance in (("cov1", cov1), ("cov0", cov0)):
+        checks.check_floats(name, covariance, finite=False)
+        checks.check_covariance(name, covariance, mean1.shape[0])
+    epsilon = checked_epsilon("epsilon", epsilon, mean1.dtype)
     bures = lambda a, b: _entropic_bures(a, b, epsilon)
     spread = bures(cov1, cov0) - (bures(cov1, cov1) + bures(cov0, cov0)) / 2
     return ((mean1 - mean0) ** 2).sum() / 2 + spread / 2
@@ -108,14 +108,17 @@ def bimodal_curve(
     >>> curve.half_mmd.round(4).tolist()
     [0.0, 0.1625]
     """
-    checks.check_shape("thetas", thetas, (None,))
+    checks.check_floats("thetas", thetas, (None,))
     checks.check_min_rows("thetas", thetas, 1)
-    checks.check_finite("thetas", thetas)
-    checks.check_positive("epsilon", epsilon)
+    epsilon = checked_epsilon("epsilon", epsilon, thetas.dtype)
     checks.check_integer("num_points", num_points, low=50)
+    return _curve(thetas, epsilon, num_points)
+
+
+@functools.partial(jax.jit, static_argnames="num_points")
+def _curve(thetas, epsilon, num_points) -> BimodalCurve:
     # the modes lie at ±θ1, so at ±√2 θ along the diagonal
     offsets = jnp.sqrt(2.0).astype(thetas.dtype) * thetas
-    epsilon = jnp.asarray(epsilon, thetas.dtype)
     reach = jnp.abs(offsets).max() + 8
     points = jnp.linspace(-reach, reach, num_points, dtype=thetas.dtype)
     density = lambda centre: jnp.exp(-((points - centre) ** 2) / 2)

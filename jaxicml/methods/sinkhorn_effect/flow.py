@@ -38,6 +38,7 @@ from jaxicml.methods.sinkhorn_effect.laws import ConditionalLaw, check_sample
 from jaxicml.methods.sinkhorn_effect.networks import (
     MLP,
     Standardiser,
+    check_training,
     fit_by_validation,
     split_weights,
 )
@@ -78,6 +79,7 @@ class ConditionalRealNVP(eqx.Module):
         sizes |= {"width": width, "depth": depth, "num_layers": num_layers}
         for name, value in sizes.items():
             checks.check_integer(name, value, low=1)
+        checks.check_key("key", key)
         dtype = jnp.result_type(float) if dtype is None else dtype
         layer_sizes = (num_outcomes + num_covariates, *[width] * depth, 2 * num_outcomes)
         make = lambda layer_key: MLP(layer_sizes, key=layer_key, dtype=dtype)
@@ -115,6 +117,9 @@ class ConditionalRealNVP(eqx.Module):
 
     def sample(self, key: Key, x: Float[Array, "*batch p"]) -> Float[Array, "*batch d"]:
         """Returns one outcome for each covariate."""
+        checks.check_key("key", key)
+        checks.check_array("x", x)
+        checks.check_shape("x", x, (*x.shape[:-1], *self.standardise_x.mean.shape))
         mean = self.standardise_y.mean
         noise = jax.random.normal(key, (*x.shape[:-1], mean.shape[0]), mean.dtype)
         return self.inverse(noise, x)
@@ -122,7 +127,9 @@ class ConditionalRealNVP(eqx.Module):
     def _broadcast(self, name: str, y: Array, x: Array) -> tuple[Array, Array]:
         """Outcomes and covariates with equal leading dimensions."""
         for given, value, like in ((name, y, self.standardise_y), ("x", x, self.standardise_x)):
+            checks.check_floats(given, value, finite=False)
             checks.check_shape(given, value, (*value.shape[:-1], *like.mean.shape))
+        checks.check_broadcast(**{name: y[..., 0], "x": x[..., 0]})
         batch = jnp.broadcast_shapes(y.shape[:-1], x.shape[:-1])
         return (
             jnp.broadcast_to(y, (*batch, y.shape[-1])),
@@ -185,18 +192,17 @@ def fit_flow(
     >>> bool(fit.validation_nll[fit.step] < fit.validation_nll[0])
     True
     """
-    checks.check_shape("x", x, (None, None))
-    checks.check_shape("y", y, (x.shape[0], None))
-    checks.check_finite("x", x)
-    checks.check_finite("y", y)
-    mask = jnp.ones(x.shape[0], bool) if mask is None else mask != 0
-    checks.check_shape("mask", mask, (x.shape[0],))
+    checks.check_key("key", key)
+    checks.check_floats("x", x, (None, None))
+    checks.check_floats("y", y, (x.shape[0], None))
+    if mask is None:
+        mask = jnp.ones(x.shape[0], bool)
+    checks.check_array("mask", mask, (x.shape[0],))
+    mask = mask != 0
     if not checks.is_traced(mask):
         checks.check_min_rows("rows in mask", np.flatnonzero(np.asarray(mask)), 2)
-    for name, value in {"steps": steps, "width": width, "num_layers": num_layers}.items():
-        checks.check_integer(name, value, low=1)
-    checks.check_positive("learning_rate", learning_rate)
-    checks.check_open_unit("validation", validation)
+    sizes = {"steps": steps, "width": width, "num_layers": num_layers}
+    check_training(sizes, learning_rate, validation)
     learning_rate = jnp.asarray(learning_rate, y.dtype)
     return _fit_flow(key, x, y, mask, learning_rate, validation, steps, width, num_layers)
 
@@ -241,11 +247,11 @@ def flow_law(
     >>> print(law.weights1.shape, law.weights1.sum(1))
     (3, 40) [1. 1. 1.]
     """
+    _check_flows(flow1, flow0)
     check_sample(x_train, a_train, y_train)
-    checks.check_shape("x_eval", x_eval, (None, x_train.shape[1]))
-    checks.check_finite("x_eval", x_eval)
+    checks.check_floats("x_eval", x_eval, (None, x_train.shape[1]))
+    checks.check_choice("reweight", reweight, (True, False))
     checks.check_integer("batch_size", batch_size, low=1)
-
     weights1, weights0 = _outcome_weights(
         flow1, flow0, x_train, a_train, y_train, x_eval, reweight, batch_size
     )
@@ -285,8 +291,9 @@ def flow_sample_law(
     >>> print(law.atoms1.shape, law.weights1.shape)
     (15, 1) (3, 15)
     """
-    checks.check_shape("x_eval", x_eval, (None, None))
-    checks.check_finite("x_eval", x_eval)
+    checks.check_key("key", key)
+    _check_flows(flow1, flow0)
+    checks.check_floats("x_eval", x_eval, (None, None))
     checks.check_integer("num_samples", num_samples, low=1)
     d = flow1.standardise_y.mean.shape[0]
     noise = jax.random.normal(key, (num_samples, d), x_eval.dtype)
@@ -296,6 +303,11 @@ def flow_sample_law(
     own = jnp.eye(x_eval.shape[0], dtype=x_eval.dtype) / num_samples
     weights = jnp.repeat(own, num_samples, axis=1)
     return ConditionalLaw(atoms1, atoms0, weights, weights)
+
+
+def _check_flows(flow1, flow0) -> None:
+    for name, flow in (("flow1", flow1), ("flow0", flow0)):
+        checks.check_instance(name, flow, ConditionalRealNVP)
 
 
 @jax.jit

@@ -32,7 +32,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxicml import checks
 from jaxicml.methods.sinkhorn_effect import potentials as ot
-from jaxicml.methods.sinkhorn_effect.laws import ConditionalLaw, check_shared_atoms
+from jaxicml.methods.sinkhorn_effect.laws import ConditionalLaw, check_atoms
 from jaxicml.methods.sinkhorn_effect.linalg import inverse_form
 from jaxicml.types import Scalar
 
@@ -107,10 +107,11 @@ def design(
 
     Args:
         outcome: outcomes of the evaluation sample.
-        treatment: 0 or 1, as floats.
+        treatment: 0 or 1.
         propensity: P(A = 1 | x), already clipped away from 0 and 1.
         law: estimated conditional outcome laws at the covariates of the evaluation sample.
     """
+    treatment = treatment.astype(outcome.dtype)
     atoms, weights1, weights0 = _common_atoms(law)
     valid = ((propensity > 0) & (propensity < 1)).all() & _stochastic(weights1)
     valid &= _stochastic(weights0)
@@ -303,15 +304,15 @@ def first_order_eif(
     (4,)
     """
     check_sample(outcome, treatment, propensity, law)
-    checks.check_positive("epsilon", epsilon)
+    epsilon = ot.checked_epsilon("epsilon", epsilon, outcome.dtype)
+    ot.check_solver(tol, max_iter)
     tol = ot.default_tolerance(outcome.dtype) if tol is None else tol
     return _first_order_alone(outcome, treatment, propensity, law, epsilon, tol, max_iter)
 
 
 @functools.partial(jax.jit, static_argnames=("tol", "max_iter"))
 def _first_order_alone(outcome, treatment, propensity, law, epsilon, tol, max_iter):
-    epsilon = jnp.asarray(epsilon, outcome.dtype)
-    fixed = design(outcome, treatment.astype(outcome.dtype), propensity, law)
+    fixed = design(outcome, treatment, propensity, law)
     return _first_order(fixed, epsilon, tol, max_iter)[1]
 
 
@@ -345,7 +346,8 @@ def second_order_eif(
         ValueError: shapes, values, ε or the reference are not as described.
     """
     check_sample(outcome, treatment, propensity, law)
-    checks.check_positive("epsilon", epsilon)
+    epsilon = ot.checked_epsilon("epsilon", epsilon, outcome.dtype)
+    ot.check_solver(tol, max_iter)
     checks.check_choice("reference", reference, REFERENCES)
     tol = ot.default_tolerance(outcome.dtype) if tol is None else tol
     return _second_order_alone(
@@ -355,35 +357,20 @@ def second_order_eif(
 
 @functools.partial(jax.jit, static_argnames=("reference", "tol", "max_iter"))
 def _second_order_alone(outcome, treatment, propensity, law, epsilon, reference, tol, max_iter):
-    epsilon = jnp.asarray(epsilon, outcome.dtype)
-    fixed = design(outcome, treatment.astype(outcome.dtype), propensity, law)
+    fixed = design(outcome, treatment, propensity, law)
     return _second_order(fixed, epsilon, reference, tol, max_iter)[0]
 
 
 def check_sample(outcome, treatment, propensity, law: ConditionalLaw) -> None:
     """The checks that every estimator of this method makes of an evaluation sample."""
-    checks.check_shape("outcome", outcome, (None, None))
-    if not isinstance(law, ConditionalLaw):
-        raise ValueError(f"law: expected a ConditionalLaw, got {type(law).__name__}")
+    checks.check_floats("outcome", outcome, (None, None))
     n, d = outcome.shape
-    checks.check_shape("treatment", treatment, (n,))
-    checks.check_shape("propensity", propensity, (n,))
-    checks.check_shape("law.atoms1", law.atoms1, (None, d))
-    checks.check_shape("law.atoms0", law.atoms0, (None, d))
-    checks.check_shape("law.weights1", law.weights1, (n, law.atoms1.shape[0]))
-    checks.check_shape("law.weights0", law.weights0, (n, law.atoms0.shape[0]))
-    for name, floats in (("outcome", outcome), ("propensity", propensity)):
-        checks.check_floating(name, floats)
-    for name in ("atoms1", "atoms0", "weights1", "weights0"):
-        checks.check_floating(f"law.{name}", getattr(law, name))
-    checks.check_finite("outcome", outcome)
+    checks.check_array("treatment", treatment, (n,))
     checks.check_binary("treatment", treatment)
+    checks.check_floats("propensity", propensity, (n,), finite=False)
     checks.check_open_unit("propensity", propensity)
-    checks.check_finite("law.atoms1", law.atoms1)
-    checks.check_finite("law.atoms0", law.atoms0)
-    checks.check_row_stochastic("law.weights1", law.weights1)
-    checks.check_row_stochastic("law.weights0", law.weights0)
-    check_shared_atoms(law)
+    checks.check_instance("law", law, ConditionalLaw)
+    check_atoms(law, n=n, d=d, prefix="law.")
 
 
 def hadamard_kernel(
@@ -420,23 +407,19 @@ def hadamard_kernel(
     >>> bool(abs(k.sum()) < 1e-4)
     True
     """
-    checks.check_shape("atoms", atoms, (None, None))
-    checks.check_shape("mu", mu, (atoms.shape[0],))
-    checks.check_shape("query_a", query_a, (None, atoms.shape[1]))
-    checks.check_shape("query_b", query_b, (None, atoms.shape[1]))
-    for name, points in (("atoms", atoms), ("query_a", query_a), ("query_b", query_b)):
-        checks.check_floating(name, points)
-        checks.check_finite(name, points)
-    checks.check_floating("mu", mu)
+    checks.check_floats("atoms", atoms, (None, None))
+    checks.check_floats("mu", mu, (atoms.shape[0],))
     checks.check_row_stochastic("mu", mu[None])
-    checks.check_positive("epsilon", epsilon)
+    for name, query in (("query_a", query_a), ("query_b", query_b)):
+        checks.check_floats(name, query, (None, atoms.shape[1]))
+    epsilon = ot.checked_epsilon("epsilon", epsilon, atoms.dtype)
+    ot.check_solver(tol, max_iter)
     tol = ot.default_tolerance(atoms.dtype) if tol is None else tol
     return _hadamard_kernel(atoms, mu, query_a, query_b, epsilon, tol, max_iter)
 
 
 @functools.partial(jax.jit, static_argnames=("tol", "max_iter"))
 def _hadamard_kernel(atoms, mu, query_a, query_b, epsilon, tol, max_iter):
-    epsilon = jnp.asarray(epsilon, atoms.dtype)
     own = ot.half_squared_cost(atoms, atoms)
     f = ot.self_potential(own, mu, epsilon, tol=tol, max_iter=max_iter).f
     extend = lambda cost: ot.extend_potential(f, mu, cost, epsilon)

@@ -21,7 +21,8 @@ import numpy as np
 from jaxtyping import Array, Float, Shaped
 
 from jaxicml import checks
-from jaxicml.methods.sinkhorn_effect.potentials import half_squared_cost
+from jaxicml.methods.sinkhorn_effect.potentials import checked_epsilon, half_squared_cost
+from jaxicml.methods.sinkhorn_effect.propensity import check_treated
 from jaxicml.types import Scalar
 
 __all__ = [
@@ -99,27 +100,29 @@ def conditional_law(
     >>> print(conditional_law(atoms, atoms, weights, weights).marginal1)
     [0.75 0.25]
     """
-    checks.check_shape("atoms1", atoms1, (None, None))
-    checks.check_shape("atoms0", atoms0, (None, atoms1.shape[1]))
-    checks.check_shape("weights1", weights1, (None, atoms1.shape[0]))
-    checks.check_shape("weights0", weights0, (weights1.shape[0], atoms0.shape[0]))
+    checks.check_choice("shared", shared, (True, False))
+    law = ConditionalLaw(atoms1, atoms0, weights1, weights0, shared=shared)
+    check_atoms(law)
     checks.check_min_rows("weights1", weights1, 1)
-    given = {"atoms1": atoms1, "atoms0": atoms0, "weights1": weights1, "weights0": weights0}
-    for name, value in given.items():
-        checks.check_finite(name, value)
-    checks.check_row_stochastic("weights1", weights1)
-    checks.check_row_stochastic("weights0", weights0)
-    law = ConditionalLaw(*map(jnp.asarray, given.values()), shared=shared)
-    check_shared_atoms(law)
-    return law
+    return jax.tree.map(jnp.asarray, law)
 
 
-def check_shared_atoms(law: ConditionalLaw) -> None:
-    """Checks that a law which says so has the same atoms in both arms.
+def check_atoms(
+    law: ConditionalLaw, *, n: int | None = None, d: int | None = None, prefix: str = ""
+) -> None:
+    """Checks the arrays of a law, at n covariates for outcomes of dimension d where these are set.
 
     Raises:
-        ValueError: it has others.
+        ValueError: shapes that disagree, values that are not finite, weights that are negative or
+            do not sum to one, or atoms that differ although `shared`; after `prefix` the array.
     """
+    checks.check_floats(f"{prefix}atoms1", law.atoms1, (None, d))
+    checks.check_floats(f"{prefix}atoms0", law.atoms0, (None, law.atoms1.shape[1]))
+    checks.check_floats(f"{prefix}weights1", law.weights1, (n, law.atoms1.shape[0]))
+    rows = law.weights1.shape[0], law.atoms0.shape[0]
+    checks.check_floats(f"{prefix}weights0", law.weights0, rows)
+    checks.check_row_stochastic(f"{prefix}weights1", law.weights1)
+    checks.check_row_stochastic(f"{prefix}weights0", law.weights0)
     if not law.shared:
         return
     checks.check_shape("atoms0", law.atoms0, law.atoms1.shape)
@@ -161,11 +164,9 @@ def kernel_law(
     [[0.5 0.5 0.  0. ]]
     """
     check_sample(x_train, a_train, y_train)
-    checks.check_shape("x_eval", x_eval, (None, x_train.shape[1]))
-    checks.check_finite("x_eval", x_eval)
-    checks.check_scalar("bandwidth", bandwidth)
-    checks.check_positive("bandwidth", bandwidth)
-    weights = _arm_weights(x_train, a_train, x_eval, jnp.asarray(bandwidth, x_train.dtype))
+    checks.check_floats("x_eval", x_eval, (None, x_train.shape[1]))
+    bandwidth = checked_epsilon("bandwidth", bandwidth, x_train.dtype)
+    weights = _arm_weights(x_train, a_train, x_eval, bandwidth)
     weights1, weights0 = (arm.astype(y_train.dtype) for arm in weights)
     return ConditionalLaw(y_train, y_train, weights1, weights0, shared=True)
 
@@ -199,7 +200,7 @@ def select_bandwidth(
     0.1
     """
     check_sample(x, a, y)
-    checks.check_shape("bandwidths", bandwidths, (None,))
+    checks.check_array("bandwidths", bandwidths, (None,))
     checks.check_min_rows("bandwidths", bandwidths, 1)
     checks.check_positive("bandwidths", bandwidths)
     if not checks.is_traced(a):
@@ -216,14 +217,8 @@ def check_sample(x, a, y) -> None:
         ValueError: shapes that disagree, values that are not finite, treatments other than 0 and
             1, or an empty arm.
     """
-    checks.check_shape("x", x, (None, None))
-    checks.check_shape("a", a, (x.shape[0],))
-    checks.check_shape("y", y, (x.shape[0], None))
-    checks.check_floating("x", x)
-    checks.check_floating("y", y)
-    checks.check_finite("x", x)
-    checks.check_binary("a", a)
-    checks.check_finite("y", y)
+    check_treated(x, a)
+    checks.check_floats("y", y, (x.shape[0], None))
 
 
 @jax.jit

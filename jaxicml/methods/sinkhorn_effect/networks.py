@@ -16,9 +16,10 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxicml import checks
 from jaxicml.types import Key, Scalar
 
-__all__ = ["MLP", "Fit", "Standardiser", "fit_by_validation", "split_weights"]
+__all__ = ["MLP", "Fit", "Standardiser", "check_training", "fit_by_validation", "split_weights"]
 
 
 class MLP(eqx.Module):
@@ -92,6 +93,21 @@ class Fit(NamedTuple):
     validation: Float[Array, " steps"]
     step: Int[Array, ""]
     """Index of the step whose parameters were kept."""
+
+
+def check_training(sizes: dict[str, int], learning_rate: Scalar, validation: Scalar) -> None:
+    """Checks what the fit of a network is given.
+
+    Raises:
+        ValueError: a size below one, a learning rate that is not positive, or a held-out share
+            outside (0, 1).
+    """
+    for name, size in sizes.items():
+        checks.check_integer(name, size, low=1)
+    checks.check_scalar("learning_rate", learning_rate)
+    checks.check_positive("learning_rate", learning_rate)
+    checks.check_scalar("validation", validation)
+    checks.check_open_unit("validation", validation)
 
 
 def split_weights(

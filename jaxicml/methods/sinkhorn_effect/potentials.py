@@ -124,39 +124,48 @@ def sinkhorn_divergence(
     >>> round(float(value), 3)  # a translation by 2 costs ½·2²
     2.0
     """
-    checks.check_shape("x", x, (None, None))
-    checks.check_shape("y", y, (None, x.shape[1]))
+    checks.check_floats("x", x, (None, None))
+    checks.check_floats("y", y, (None, x.shape[1]))
     for name, points in (("x", x), ("y", y)):
-        checks.check_floating(name, points)
         checks.check_min_rows(name, points, 1)
-        checks.check_finite(name, points)
-    check_solver(epsilon, tol)
-    checks.check_integer("max_iter", max_iter, low=1)
+    epsilon = checked_epsilon("epsilon", epsilon, x.dtype)
+    check_solver(tol, max_iter)
     a = jnp.full(x.shape[0], 1 / x.shape[0], x.dtype) if a is None else a
     b = jnp.full(y.shape[0], 1 / y.shape[0], y.dtype) if b is None else b
-    checks.check_shape("a", a, (x.shape[0],))
-    checks.check_shape("b", b, (y.shape[0],))
-    checks.check_row_stochastic("a", a[None])
-    checks.check_row_stochastic("b", b[None])
+    for name, weights, points in (("a", a, x), ("b", b, y)):
+        checks.check_floats(name, weights, (points.shape[0],))
+        checks.check_row_stochastic(name, weights[None])
     y, a, b = (jnp.asarray(array, x.dtype) for array in (y, a, b))
     return _divergence(x, y, a, b, epsilon, tol=tol, max_iter=max_iter)
 
 
-def check_solver(epsilon: Scalar, tol: float | None) -> None:
-    """Checks a regularisation and a tolerance.
+def checked_epsilon(name: str, epsilon: Scalar, dtype) -> Float[Array, ""]:
+    """A regularisation or a bandwidth, one number above zero, in the dtype of the data.
 
     Raises:
-        ValueError: ε is not one number above zero, or the tolerance not between 0 and 1.
+        ValueError: it is something else.
     """
-    checks.check_scalar("epsilon", epsilon)
-    checks.check_positive("epsilon", epsilon)
+    checks.check_scalar(name, epsilon)
+    checks.check_positive(name, epsilon)
+    return jnp.asarray(epsilon, jax.dtypes.canonicalize_dtype(dtype))
+
+
+def check_solver(tol: float | None, max_iter: int) -> None:
+    """Checks the tolerance of the potentials and the bound on their iterations.
+
+    Raises:
+        ValueError: the tolerance is not between 0 and 1, or the bound below one.
+    """
     if tol is not None:
-        checks.check_open_unit("tol", tol)
+        checks.check_static_number("tol", tol)
+        checks.check_positive("tol", tol)
+        checks.check_below("tol", tol, 1.0)
+    checks.check_integer("max_iter", max_iter, low=1)
+    checks.check_below("max_iter", max_iter, 2**31)  # counted in 32 bits
 
 
 @functools.partial(jax.jit, static_argnames=("tol", "max_iter"))
 def _divergence(x, y, a, b, epsilon, *, tol, max_iter):
-    epsilon = jnp.asarray(epsilon, x.dtype)
     tol = default_tolerance(x.dtype) if tol is None else tol
     # transport needs equal masses to its own tolerance
     a, b = a / a.sum(), b / b.sum()

@@ -22,6 +22,7 @@ from jaxicml.methods.sinkhorn_effect.linalg import solve_positive
 from jaxicml.methods.sinkhorn_effect.networks import (
     MLP,
     Standardiser,
+    check_training,
     fit_by_validation,
     split_weights,
 )
@@ -52,7 +53,7 @@ class LogisticPropensity(eqx.Module):
 
     def __call__(self, x: Float[Array, "n p"]) -> Float[Array, " n"]:
         """Returns P(A = 1 | x) for each row."""
-        checks.check_shape("x", x, (None, self.coefficients.shape[0]))
+        checks.check_array("x", x, (None, self.coefficients.shape[0]))
         return jax.nn.sigmoid(self.standardise(x) @ self.coefficients + self.intercept)
 
 
@@ -73,7 +74,7 @@ class NetworkPropensity(eqx.Module):
 
     def __call__(self, x: Float[Array, "n p"]) -> Float[Array, " n"]:
         """Returns P(A = 1 | x) for each row."""
-        checks.check_shape("x", x, (None, self.standardise.mean.shape[0]))
+        checks.check_array("x", x, (None, self.standardise.mean.shape[0]))
         return jax.nn.sigmoid(self.network(self.standardise(x))[:, 0])
 
 
@@ -115,7 +116,8 @@ def logistic_propensity(
     >>> print(f"{e[0]:.3f} {e[3]:.3f}")
     0.291 0.709
     """
-    _check_treatment(x, a)
+    check_treated(x, a)
+    checks.check_scalar("l2", l2)
     checks.check_positive("l2", l2)
     checks.check_integer("num_steps", num_steps, low=1)
     return _fit_logistic(x, a.astype(x.dtype), jnp.asarray(l2, x.dtype), num_steps)
@@ -161,15 +163,15 @@ def mlp_propensity(
     >>> print(e.round())
     [1. 0. 1.]
     """
-    _check_treatment(x, a)
-    for name, value in {"width": width, "depth": depth, "steps": steps}.items():
-        checks.check_integer(name, value, low=1)
-    checks.check_positive("learning_rate", learning_rate)
-    checks.check_range("weight_decay", weight_decay, 0.0, float("inf"))
-    checks.check_open_unit("validation", validation)
+    checks.check_key("key", key)
+    check_treated(x, a)
+    sizes = {"width": width, "depth": depth, "steps": steps}
+    check_training(sizes, learning_rate, validation)
+    checks.check_scalar("weight_decay", weight_decay)
+    checks.check_not_negative("weight_decay", weight_decay)
     rates = (jnp.asarray(rate, x.dtype) for rate in (learning_rate, weight_decay))
-    sizes = (x.shape[1], *[width] * depth, 1)
-    return _fit_mlp(key, x, a.astype(x.dtype), *rates, validation, sizes, steps)
+    layers = (x.shape[1], *[width] * depth, 1)
+    return _fit_mlp(key, x, a.astype(x.dtype), *rates, validation, layers, steps)
 
 
 def clip_propensity(propensity: Float[Array, " n"], eta: Scalar = 0.02) -> ClippedPropensity:
@@ -177,29 +179,38 @@ def clip_propensity(propensity: Float[Array, " n"], eta: Scalar = 0.02) -> Clipp
 
     Args:
         propensity: estimates of P(A = 1 | x); a saturated model may say exactly 0 or 1.
-        eta: distance from 0 and 1 to keep, below 1/2.
+        eta: distance from 0 and 1 to keep, below 1/2; 0 moves nothing.
 
     Returns:
         The clipped propensities and the share that was clipped.
 
     Raises:
-        ValueError: a propensity outside [0, 1], twice `eta` outside (0, 1), or propensities that
-            are no vector.
+        ValueError: a propensity outside [0, 1], propensities that are no vector, or `eta` outside
+            [0, 1/2).
 
     >>> e, fraction = clip_propensity(jnp.array([0.001, 0.5]))
     >>> print(e, fraction)
     [0.02 0.5 ] 0.5
     """
-    checks.check_shape("propensity", propensity, (None,))
+    checks.check_floats("propensity", propensity, (None,), finite=False)
     checks.check_range("propensity", propensity, 0.0, 1.0)
-    checks.check_floating("propensity", propensity)
-    checks.check_scalar("eta", eta)
-    checks.check_open_unit("2 * eta", 2 * eta)
+    check_clip("eta", eta)
     eta = jnp.asarray(eta, propensity.dtype)
     outside = (propensity < eta) | (propensity > 1 - eta)
     return ClippedPropensity(
         jnp.clip(propensity, eta, 1 - eta), outside.mean(dtype=propensity.dtype)
     )
+
+
+def check_clip(name: str, eta: Scalar) -> None:
+    """Checks a distance that propensities keep from 0 and 1: in [0, 1/2), where 0 clips nothing.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    checks.check_scalar(name, eta)
+    checks.check_not_negative(name, eta)
+    checks.check_below(name, eta, 0.5)
 
 
 @partial(jax.jit, static_argnames="num_steps")
@@ -243,11 +254,15 @@ def _fit_mlp(key, x, a, learning_rate, weight_decay, validation, sizes, steps):
     return NetworkPropensity(standardise, fit.parameters, fit.training, fit.validation)
 
 
-def _check_treatment(x, a) -> None:
-    checks.check_shape("x", x, (None, None))
-    checks.check_shape("a", a, (x.shape[0],))
-    checks.check_floating("x", x)
-    checks.check_finite("x", x)
+def check_treated(x, a) -> None:
+    """Checks covariates (n, p) and treatments (n,) of one sample.
+
+    Raises:
+        ValueError: shapes that disagree, values that are not finite, treatments other than 0 and
+            1, or an empty arm.
+    """
+    checks.check_floats("x", x, (None, None))
+    checks.check_array("a", a, (x.shape[0],))
     checks.check_binary("a", a)
 
 

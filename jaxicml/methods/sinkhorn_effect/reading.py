@@ -1,5 +1,6 @@
 """What people hand in, as one sample of float64 numbers with names."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,6 +37,12 @@ def read_sample(table: Any, treatment: Any, outcome: Any, covariates: Any) -> Na
     else:
         given = {"treatment": treatment, "outcome": outcome, "covariates": covariates}
         names = [_column_names(role, wanted) for role, wanted in given.items()]
+        if isinstance(table, Mapping):
+            wanted = {name for found in names for name in found}
+            table = {
+                name: _array(f"column {name!r}", column) if name in wanted else column
+                for name, column in table.items()
+            }
     treatments, outcomes, covariates = names
     checks.check_shape("treatment", treatments, (1,))
     checks.check_min_rows("outcome", outcomes, 1)
@@ -49,12 +56,12 @@ def read_sample(table: Any, treatment: Any, outcome: Any, covariates: Any) -> Na
 
 def _array_columns(role: str, values) -> list[tuple[str, Any]]:
     """Named columns of an array, a series or a frame; its own names where it has some."""
-    if isinstance(values, str):
+    if values is None or isinstance(values, str):
         raise ValueError(f"{role}: expected an array when there is no table, got {values!r}")
     if hasattr(values, "columns") and hasattr(values, "iloc"):
         return [(str(name), values.iloc[:, i]) for i, name in enumerate(values.columns)]
     name = getattr(values, "name", None)
-    values = np.asarray(values)
+    values = _array(role, values)
     if values.ndim < 2:
         return [(role if name is None else str(name), values)] if values.size else []
     checks.check_shape(role, values, (None, None))
@@ -63,8 +70,16 @@ def _array_columns(role: str, values) -> list[tuple[str, Any]]:
     return [(f"{role} {i + 1}", column) for i, column in enumerate(values.T)]
 
 
+def _array(name: str, values) -> np.ndarray:
+    """The values as an array of whatever they hold."""
+    try:
+        return np.asarray(values)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}: expected one value a row, got {error}") from error
+
+
 def _column_names(role: str, wanted) -> list[str]:
-    names = [wanted] if isinstance(wanted, str) else list(wanted)
+    names = [wanted] if not np.iterable(wanted) or isinstance(wanted, str) else list(wanted)
     for name in names:
         if not isinstance(name, str):
             got = type(name).__name__

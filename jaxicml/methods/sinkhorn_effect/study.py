@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxicml.methods.sinkhorn_effect import estimator
+from jaxicml import checks
+from jaxicml.methods.sinkhorn_effect import estimator, folds, grid
 from jaxicml.methods.sinkhorn_effect.baselines import ate_aipw, dr_xkte, mmd_fold_terms
 from jaxicml.methods.sinkhorn_effect.data import sample_gaussian, simulate_image_trial
 from jaxicml.methods.sinkhorn_effect.flow import fit_flow, flow_law
@@ -53,11 +54,18 @@ class Protocol:
 
     n: int = 200
     bandwidth: float | tuple[float, ...] = 1.0
-    multiples: tuple[float, ...] = estimator.DEFAULT_MULTIPLES
+    multiples: tuple[float, ...] = grid.DEFAULT_MULTIPLES
     num_null: int = 500
     alpha: float = 0.05
     clip: float = 0.02
     law: str = "kernel"
+
+    def __post_init__(self):
+        checks.check_integer("n", self.n, low=4)
+        for name in ("bandwidth", "multiples"):
+            checks.check_positive(name, checks.as_numbers(name, getattr(self, name)))
+        estimator.check_test(self.num_null, self.clip, alpha=self.alpha)
+        checks.check_choice("law", self.law, ("kernel", "flow"))
 
 
 class Comparison(NamedTuple):
@@ -130,7 +138,7 @@ def _compare(key: Key, x, a, y, protocol: Protocol) -> Comparison:
     propensity, clipped = clip_propensity(logistic_propensity(x[:n], a[:n])(x[n:]), protocol.clip)
     key, law_key = jax.random.split(key)
     law = _law(protocol, law_key, x[:n], a[:n], y[:n], x[n:])
-    median = estimator.median_cost(y[:n])
+    median = grid.median_cost(y[:n])
     epsilons = median * jnp.asarray(protocol.multiples, y.dtype)
     sample = y[n:], a[n:], propensity, law
 
@@ -164,9 +172,9 @@ def estimation_trial(protocol: Protocol, num_folds: int):
     def one(key, law, confounding, overlap, epsilon):
         draw_key, fit_key = jax.random.split(key)
         x, a, y = sample_gaussian(draw_key, total, law, confounding=confounding, overlap=overlap)
-        epsilon = jnp.where(epsilon > 0, epsilon, estimator.median_cost(y))
-        folds, clipped = _terms(fit_key, x, a, y, epsilon[None], protocol, num_folds)
-        out = _summary(folds, epsilon[None], clipped, protocol, None).per_eps
+        epsilon = jnp.where(epsilon > 0, epsilon, grid.median_cost(y))
+        terms, clipped = _terms(fit_key, x, a, y, epsilon[None], protocol, num_folds)
+        out = _summary(terms, epsilon[None], clipped, protocol, None).per_eps
         return Estimates(out.plugin[0], out.onestep[0], out.se[0])
 
     return one
@@ -179,16 +187,17 @@ def subsample_test(protocol: Protocol, size: int, num_folds: int = 2):
     With `permute` the treatment of the subsample is shuffled, which makes the null true. The key
     draws subsample, folds and null.
     """
+    checks.check_choice("η = 1 in the grid", 1.0, protocol.multiples)
 
     def one(key, x, a, y, permute):
         choose_key, permute_key, test_key = jax.random.split(key, 3)
         chosen = jax.random.choice(choose_key, x.shape[0], (size,), replace=False)
         x, a, y = x[chosen], a[chosen], y[chosen]
         a = jnp.where(permute, jax.random.permutation(permute_key, a), a)
-        epsilons = estimator.epsilon_grid(y, protocol.multiples)
-        folds, clipped = _terms(test_key, x, a, y, epsilons, protocol, num_folds)
-        guarded = _summary(folds, epsilons, clipped, protocol, 0.1)
-        plain = _summary(folds, epsilons, clipped, protocol, None)
+        epsilons = grid.epsilon_grid(y, protocol.multiples)
+        terms, clipped = _terms(test_key, x, a, y, epsilons, protocol, num_folds)
+        guarded = _summary(terms, epsilons, clipped, protocol, 0.1)
+        plain = _summary(terms, epsilons, clipped, protocol, None)
         middle = protocol.multiples.index(1.0)
         single = jax.tree.map(lambda leaf: leaf[middle], guarded.per_eps)
         return RealTest(
@@ -204,18 +213,17 @@ def subsample_test(protocol: Protocol, size: int, num_folds: int = 2):
 
 
 def _terms(key, x, a, y, epsilons, protocol: Protocol, num_folds: int):
-    return estimator.cross_fit_terms(
+    return folds.cross_fit_terms(
         key,
         x,
         a,
         y,
         lambda key, x, a: logistic_propensity(x, a),
         functools.partial(_law, protocol),
+        functools.partial(estimator.fold_terms, num_null=protocol.num_null, **_POTENTIALS),
         epsilons,
         num_folds,
         protocol.clip,
-        num_null=protocol.num_null,
-        **_POTENTIALS,
     )
 
 
@@ -233,6 +241,6 @@ def _law(protocol: Protocol, key: Key, x, a, y, x_eval):
     return kernel_law(x, a, y, x_eval, bandwidth=bandwidth)
 
 
-def _summary(folds, epsilons, clipped, protocol: Protocol, regime_tol):
+def _summary(terms, epsilons, clipped, protocol: Protocol, regime_tol):
     alpha = protocol.alpha
-    return estimator.summarise(folds, epsilons, clipped, alpha, alpha, regime_tol)
+    return estimator.summarise(terms, epsilons, clipped, alpha, alpha, regime_tol)

@@ -82,7 +82,7 @@ def test_turning_the_plane_changes_nothing(x64):
     weights = jnp.array(cases.WEIGHTS)
     plane = gmm.gaussian_mixture(weights, means, 1.0)
     turned = gmm.gaussian_mixture(weights, means @ turn, 1.0)
-    first, second = (lab.output_tv(g, made, "component", n_grid=96) for g in (plane, turned))
+    first, second = (lab.output_tv(g, made, "component", n_grid=128) for g in (plane, turned))
     np.testing.assert_allclose(first.inner, second.inner, rtol=1e-3)
 
 

@@ -46,9 +46,9 @@ def symmetric(c, a, epsilon, tol=1e-14, limit=10_000):
 
 def divergence(t, p, q, epsilon):
     """S_ε of two weight vectors on the same atoms, from primal-dual values."""
-    c = cost(t, t)
-    f, g = cross(c, p, q, epsilon)
-    f1, f0 = symmetric(c, p, epsilon), symmetric(c, q, epsilon)
+    x, y, p, q = t[p != 0], t[q != 0], p[p != 0], q[q != 0]
+    f, g = cross(cost(x, y), p, q, epsilon)
+    f1, f0 = symmetric(cost(x, x), p, epsilon), symmetric(cost(y, y), q, epsilon)
     return p @ f + q @ g - p @ f1 - q @ f0
 
 
@@ -58,6 +58,22 @@ def signed_directions(treatment, propensity, weights1, weights0):
     rows1 = np.hstack([np.diag(r1), (1 - r1)[:, None] * weights1 - weights1.mean(0)])
     rows0 = np.hstack([np.diag(r0), (1 - r0)[:, None] * weights0 - weights0.mean(0)])
     return rows1, rows0
+
+
+def first_order(y, a, e, t, w, epsilon):
+    """I1 by Algorithm 1, written with loops over arms: atoms `t[arm]` and rows `w[arm]`."""
+    p = {arm: w[arm].mean(0) for arm in (0, 1)}
+    f, g = cross(cost(t[1], t[0]), p[1], p[0], epsilon)
+    dual = {1: g, 0: f}
+
+    def centred(arm, points):
+        own = symmetric(cost(t[arm], t[arm]), p[arm], epsilon)
+        other = softmin(log(p[1 - arm]) + dual[arm] / epsilon, cost(points, t[1 - arm]), epsilon)
+        return other - softmin(log(p[arm]) + own / epsilon, cost(points, t[arm]), epsilon)
+
+    m = {arm: w[arm] @ centred(arm, t[arm]) for arm in (0, 1)}
+    scores = a / e * (centred(1, y) - m[1]) + (1 - a) / (1 - e) * (centred(0, y) - m[0])
+    return scores + m[1] + m[0] - (m[1] + m[0]).mean()
 
 
 def hadamard_kernel(t, mu, epsilon):

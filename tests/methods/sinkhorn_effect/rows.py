@@ -5,11 +5,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxicml.methods import sinkhorn_effect as ste
-from tests.contract import Bad, Row
+from tests.contract import Bad, Row, edited, entry
 
 NAME = "methods.sinkhorn_effect."
-with_nan = lambda value: value.at[0, 0].set(jnp.nan)
-one_arm = lambda a: jnp.ones_like(a)
+with_nan = entry((0, 0), np.nan)
+one_arm = edited(np.ones_like)
+scaled = lambda factor: edited(lambda values: factor * values)
+all_but_one = edited(lambda a: a[1:])
+first_column = edited(lambda a: a[:, :1])
+other_columns = edited(lambda a: a[:, 1:])
+vector = edited(lambda a: a[:, 0])
+matrix = edited(lambda a: a[:, None])
+
+
+def negative(row):
+    return edited(lambda weights: weights.__setitem__(row, -weights[row]))
 
 
 def covariates_and_arms(rng):
@@ -42,18 +52,18 @@ def flow_sample_law(key, x):
 
 BAD_ARMS = (
     Bad("NaN in x", {0: with_nan}, r"x: expected finite values, got 1 NaN or infinite \(rows 0\)"),
-    Bad("third arm", {1: lambda a: 2 * a}, "a: expected only 0 and 1, got 2"),
+    Bad("third arm", {1: scaled(2)}, "a: expected only 0 and 1, got 2"),
     Bad("empty arm", {1: one_arm}, "a: expected both arms, got only 1"),
-    Bad("length", {1: lambda a: a[1:]}, r"a: expected shape \(12\), got \(11,\)"),
+    Bad("length", {1: all_but_one}, r"a: expected shape \(12\), got \(11,\)"),
 )
 BAD_SAMPLE = (
     *BAD_ARMS,
     Bad("NaN in y", {2: with_nan}, "y: expected finite values"),
-    Bad("vector y", {2: lambda y: y[:, 0]}, r"y: expected shape \(12, any\), got \(12,\)"),
+    Bad("vector y", {2: vector}, r"y: expected shape \(12, any\), got \(12,\)"),
 )
 BAD_TRAINING = (
     *BAD_SAMPLE,
-    Bad("width", {3: lambda x: x[:, :1]}, r"x_eval: expected shape \(any, 2\), got \(5, 1\)"),
+    Bad("width", {3: first_column}, r"x_eval: expected shape \(any, 2\), got \(5, 1\)"),
     Bad("NaN in x_eval", {3: with_nan}, "x_eval: expected finite values"),
 )
 
@@ -83,7 +93,7 @@ NUISANCE_ROWS = [
         vmap=(0, 1),
         grad=(0,),
         bad=(
-            Bad("above 1", {0: lambda e: e + 1}, r"propensity: expected values in \[0"),
+            Bad("above 1", {0: edited(lambda e: e + 1)}, r"propensity: expected values in \[0"),
             Bad("eta", {1: 0.5}, "2 \\* eta: expected values strictly between 0 and 1, got 1.0"),
         ),
     ),
@@ -99,12 +109,12 @@ NUISANCE_ROWS = [
         vmap=(0, 1, 2, 3),
         grad=(0, 1, 2, 3),
         bad=(
-            Bad("sum", {2: lambda w: w * 1.01}, "weights1: expected rows that sum to 1, got a sum"),
-            Bad("negative", {3: lambda w: w.at[1].set(-w[1])}, "weights0: expected non-negative"),
+            Bad("sum", {2: scaled(1.01)}, "weights1: expected rows that sum to 1, got a sum"),
+            Bad("negative", {3: negative(1)}, "weights0: expected non-negative"),
             Bad("NaN", {2: with_nan}, "weights1: expected finite values"),
             Bad("NaN atom", {1: with_nan}, "atoms0: expected finite values"),
-            Bad("rows", {3: lambda w: w[1:]}, r"weights0: expected shape \(4, 5\), got \(3, 5\)"),
-            Bad("dimension", {1: lambda t: t[:, :1]}, r"atoms0: expected shape \(any, 2\)"),
+            Bad("rows", {3: all_but_one}, r"weights0: expected shape \(4, 5\), got \(3, 5\)"),
+            Bad("dimension", {1: first_column}, r"atoms0: expected shape \(any, 2\)"),
         ),
         also=(NAME + "ConditionalLaw",),
     ),
@@ -127,7 +137,7 @@ NUISANCE_ROWS = [
         bad=(
             *BAD_SAMPLE,
             Bad(
-                "one row", {1: jnp.eye(12, dtype=int)[0]}, "a == 1: expected at least 2 rows, got 1"
+                "one row", {1: np.eye(12, dtype=int)[0]}, "a == 1: expected at least 2 rows, got 1"
             ),
         ),
     ),
@@ -140,7 +150,7 @@ NUISANCE_ROWS = [
         bad=(
             Bad("NaN in x", {0: with_nan}, "x: expected finite values"),
             Bad("NaN in y", {1: with_nan}, "y: expected finite values"),
-            Bad("rows", {1: lambda y: y[1:]}, r"y: expected shape \(12, any\), got \(11, 2\)"),
+            Bad("rows", {1: all_but_one}, r"y: expected shape \(12, any\), got \(11, 2\)"),
         ),
     ),
     Row(
@@ -238,50 +248,48 @@ def report(y, a, x):
 
 
 BAD_EVALUATION = (
-    Bad("third arm", {1: lambda a: 2 * a}, "treatment: expected only 0 and 1, got 2"),
+    Bad("third arm", {1: scaled(2)}, "treatment: expected only 0 and 1, got 2"),
     Bad("empty arm", {1: one_arm}, r"treatment: expected both arms, got only 1 \(one arm is empty"),
-    Bad("arm lengths", {1: lambda a: a[1:]}, r"treatment: expected shape \(16\), got \(15,\)"),
+    Bad("arm lengths", {1: all_but_one}, r"treatment: expected shape \(16\), got \(15,\)"),
     Bad("NaN", {0: with_nan}, r"outcome: expected finite values, got 1 NaN or infinite \(rows 0\)"),
-    Bad("inf", {0: lambda y: y.at[3].set(jnp.inf)}, r"outcome: expected finite .* \(rows 3\)"),
-    Bad("vector", {0: lambda y: y[:, 0]}, r"outcome: expected shape \(any, any\), got \(16,\)"),
-    Bad("e = 1", {2: lambda e: e.at[0].set(1)}, "propensity: expected values strictly between 0"),
-    Bad("e = 0", {2: lambda e: e.at[0].set(0)}, "propensity: expected values strictly between 0"),
-    Bad("e NaN", {2: lambda e: e.at[0].set(jnp.nan)}, "propensity: expected values strictly"),
-    Bad("e shape", {2: lambda e: e[:, None]}, r"propensity: expected shape \(16\), got \(16, 1\)"),
-    Bad("atoms", {3: lambda t: t[:, :1]}, r"law.atoms1: expected shape \(any, 2\), got \(7, 1\)"),
+    Bad("inf", {0: entry(3, np.inf)}, r"outcome: expected finite .* \(rows 3\)"),
+    Bad("vector", {0: vector}, r"outcome: expected shape \(any, any\), got \(16,\)"),
+    Bad("e = 1", {2: entry(0, 1)}, "propensity: expected values strictly between 0"),
+    Bad("e = 0", {2: entry(0, 0)}, "propensity: expected values strictly between 0"),
+    Bad("e NaN", {2: entry(0, np.nan)}, "propensity: expected values strictly"),
+    Bad("e shape", {2: matrix}, r"propensity: expected shape \(16\), got \(16, 1\)"),
+    Bad("atoms", {3: first_column}, r"law.atoms1: expected shape \(any, 2\), got \(7, 1\)"),
     Bad("NaN atom", {4: with_nan}, "law.atoms0: expected finite values, got 1 NaN"),
-    Bad("sum", {5: lambda w: w * 1.001}, "law.weights1: expected rows that sum to 1, got a sum of"),
-    Bad("negative", {6: lambda w: w.at[2].multiply(-1)}, r"law.weights0: .*non-negative.*rows 2"),
+    Bad("sum", {5: scaled(1.001)}, "law.weights1: expected rows that sum to 1, got a sum of"),
+    Bad("negative", {6: negative(2)}, r"law.weights0: .*non-negative.*rows 2"),
     Bad("NaN weight", {5: with_nan}, "law.weights1: expected"),
-    Bad("columns", {6: lambda w: w[:, 1:]}, r"law.weights0: expected shape \(16, 6\), got \(16, 5"),
-    Bad("rows", {5: lambda w: w[1:]}, r"law.weights1: expected shape \(16, 7\), got \(15, 7\)"),
+    Bad("columns", {6: other_columns}, r"law.weights0: expected shape \(16, 6\), got \(16, 5"),
+    Bad("rows", {5: all_but_one}, r"law.weights1: expected shape \(16, 7\), got \(15, 7\)"),
 )
 
 
 def bad_numbers(name, position):
     return tuple(
-        Bad(f"{name} = {value}", {position: jnp.array(value)}, f"{name}: expected a finite number")
-        for value in (0.0, -1.0, jnp.nan, jnp.inf)
+        Bad(f"{name} = {value}", {position: np.array(value)}, f"{name}: expected a finite number")
+        for value in (0.0, -1.0, np.nan, np.inf)
     )
 
 
 def bad_levels(name, position):
     return tuple(
-        Bad(f"{name} = {value}", {position: jnp.array(value)}, f"{name}: expected values strictly")
-        for value in (0.0, 1.0, -0.1, jnp.nan)
+        Bad(f"{name} = {value}", {position: np.array(value)}, f"{name}: expected values strictly")
+        for value in (0.0, 1.0, -0.1, np.nan)
     )
 
 
 def bad_grids(position):
-    grid = lambda *values: {position: jnp.array(values)}
+    grid = lambda *values: {position: np.array(values)}
     return (
         Bad("empty grid", grid(), "epsilons: expected at least one value, got none"),
         Bad("duplicate", grid(1.0, 2.0, 1.0), "epsilons: expected distinct values, got 1 twice"),
         Bad("zero in grid", grid(0.0, 1.0), "epsilons: expected a finite number above 0"),
-        Bad("NaN in grid", grid(jnp.nan, 1.0), "epsilons: expected a finite number above 0"),
-        Bad(
-            "one number", {position: jnp.array(1.0)}, r"epsilons: expected shape \(any\), got \(\)"
-        ),
+        Bad("NaN in grid", grid(np.nan, 1.0), "epsilons: expected a finite number above 0"),
+        Bad("one number", {position: np.array(1.0)}, r"epsilons: expected shape \(any\), got \(\)"),
     )
 
 
@@ -319,13 +327,11 @@ ESTIMATOR_ROWS = [
         vmap=(0, 1, 2, 3, 4),
         bad=(
             Bad("NaN in x", {0: with_nan}, "x: expected finite values"),
-            Bad("vector x", {0: lambda x: x[:, 0]}, r"x: expected shape \(any, any\), got \(16,\)"),
-            Bad("rows", {0: lambda x: x[1:]}, "x: expected equal numbers of rows, got x has 15"),
-            Bad("third arm", {1: lambda a: 2 * a}, "treatment: expected only 0 and 1, got 2"),
+            Bad("vector x", {0: vector}, r"x: expected shape \(any, any\), got \(16,\)"),
+            Bad("rows", {0: all_but_one}, "x: expected equal numbers of rows, got x has 15"),
+            Bad("third arm", {1: scaled(2)}, "treatment: expected only 0 and 1, got 2"),
             Bad("no arm", {1: one_arm}, "treatment: expected both arms, got only 1"),
-            Bad(
-                "one treated", {1: jnp.eye(16)[0]}, r"treatment \(in .* fold\): expected both arms"
-            ),
+            Bad("one treated", {1: np.eye(16)[0]}, r"treatment \(in .* fold\): expected both arms"),
             Bad("NaN in y", {2: with_nan}, "outcome: expected finite values"),
             *bad_grids(3),
             *bad_levels("alpha", 4),
@@ -356,10 +362,10 @@ PIECE_ROWS = [
         grad=(0, 1, 2, 3),
         bad=(
             Bad("NaN", {0: with_nan}, "x: expected finite values, got 1 NaN"),
-            Bad("dimension", {1: lambda y: y[:, :1]}, r"y: expected shape \(any, 2\), got \(7, 1"),
-            Bad("length", {2: lambda a: a[1:]}, r"a: expected shape \(9\), got \(8,\)"),
-            Bad("sum", {2: lambda a: a * 0.99}, "a: expected rows that sum to 1, got a sum of"),
-            Bad("negative", {3: lambda b: b.at[0].multiply(-1)}, "b: expected non-negative"),
+            Bad("dimension", {1: first_column}, r"y: expected shape \(any, 2\), got \(7, 1"),
+            Bad("length", {2: all_but_one}, r"a: expected shape \(9\), got \(8,\)"),
+            Bad("sum", {2: scaled(0.99)}, "a: expected rows that sum to 1, got a sum of"),
+            Bad("negative", {3: negative(0)}, "b: expected non-negative"),
             *bad_numbers("epsilon", 4),
         ),
         also=(NAME + "SinkhornPotentials",),
@@ -376,11 +382,9 @@ PIECE_ROWS = [
         vmap=(0, 1, 2, 3),
         bad=(
             Bad("NaN", {0: with_nan}, "atoms: expected finite values"),
-            Bad("weights", {1: lambda mu: mu[1:]}, r"mu: expected shape \(8\), got \(7,\)"),
-            Bad("sum", {1: lambda mu: 2 * mu}, "mu: expected rows that sum to 1, got a sum of 2"),
-            Bad(
-                "query", {2: lambda q: q[:, :1]}, r"query_a: expected shape \(any, 2\), got \(3, 1"
-            ),
+            Bad("weights", {1: all_but_one}, r"mu: expected shape \(8\), got \(7,\)"),
+            Bad("sum", {1: scaled(2)}, "mu: expected rows that sum to 1, got a sum of 2"),
+            Bad("query", {2: first_column}, r"query_a: expected shape \(any, 2\), got \(3, 1"),
             Bad("NaN query", {2: with_nan}, "query_a: expected finite values"),
             *bad_numbers("epsilon", 3),
         ),
@@ -409,7 +413,7 @@ DATA_ROWS = [
             lambda rng: (np.array(rng.uniform(0.2, 1)),),
             random=True,
             vmap=(0,),
-            bad=(Bad("NaN", {0: jnp.nan}, "theta: expected finite values"),),
+            bad=(Bad("NaN", {0: np.nan}, "theta: expected finite values"),),
             also=(NAME + "Sample",),
         )
         for kind in ("mean", "cov", "bimodal")
@@ -422,8 +426,8 @@ DATA_ROWS = [
         vmap=(0, 1, 2),
         bad=(
             Bad("NaN", {1: with_nan}, "pool0: expected finite values"),
-            Bad("width", {2: lambda pool: pool[:, :2]}, r"pool1: expected shape \(any, 3\)"),
-            Bad("empty", {1: lambda pool: pool[:0]}, "pool0: expected at least 1 rows, got 0"),
+            Bad("width", {2: other_columns}, r"pool1: expected shape \(any, 3\)"),
+            Bad("empty", {1: np.ones((0, 3))}, "pool0: expected at least 1 rows, got 0"),
         ),
     ),
     Row(
@@ -452,9 +456,9 @@ DATA_ROWS = [
         vmap=(0, 1, 2, 3),
         grad=(0, 1, 2, 3),
         bad=(
-            Bad("NaN", {0: lambda mean: mean.at[0].set(jnp.nan)}, "mean1: expected finite values"),
-            Bad("shape", {1: jnp.ones((2, 3))}, r"cov1: expected shape \(2, 2\), got \(2, 3\)"),
-            Bad("indefinite", {3: jnp.diag(jnp.array([1.0, -1.0]))}, "cov0: expected a positive"),
+            Bad("NaN", {0: entry(0, np.nan)}, "mean1: expected finite values"),
+            Bad("shape", {1: np.ones((2, 3))}, r"cov1: expected shape \(2, 2\), got \(2, 3\)"),
+            Bad("indefinite", {3: np.diag([1.0, -1.0])}, "cov0: expected a positive"),
         ),
     ),
     Row(
@@ -463,9 +467,9 @@ DATA_ROWS = [
         lambda rng: (rng.uniform(0, 2, 2),),
         vmap=(0,),
         bad=(
-            Bad("NaN", {0: jnp.array([jnp.nan])}, "thetas: expected finite values"),
-            Bad("none", {0: jnp.ones(0)}, "thetas: expected at least 1 rows, got 0"),
-            Bad("number", {0: jnp.array(1.0)}, r"thetas: expected shape \(any\), got \(\)"),
+            Bad("NaN", {0: np.array([np.nan])}, "thetas: expected finite values"),
+            Bad("none", {0: np.ones(0)}, "thetas: expected at least 1 rows, got 0"),
+            Bad("number", {0: np.array(1.0)}, r"thetas: expected shape \(any\), got \(\)"),
         ),
     ),
     Row(

@@ -2,11 +2,13 @@
 
 import jax
 import numpy as np
+import pytest
 
 from experiments.bench import sinkhorn_effect as bench
 from jaxicml.harness.progress import Silent
 
 
+@pytest.mark.slow
 def test_smallest_size():
     out = bench.run(bench.SIZES["smoke"], Silent())
     ids = {entry.id for entry in out.entries}
@@ -16,6 +18,7 @@ def test_smallest_size():
     assert all(entry.ratio > 0 for entry in out.entries)
 
 
+@pytest.mark.slow
 def test_numpy_pipeline_equals_ours(x64):
     key = jax.random.key(1)
     sample = bench.draw(key, 30, (0.5, 2.0))

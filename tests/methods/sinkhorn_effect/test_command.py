@@ -62,6 +62,7 @@ def test_a_file_is_analysed_as_the_front_door_does(table, tmp_path, capsys):
     ]
 
 
+@pytest.mark.slow
 def test_the_command_in_its_own_process(table, tmp_path):
     # the compilations of this process serve the other where there is a cache
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_NUM_CPU_DEVICES": "2"}
@@ -131,7 +132,7 @@ def test_a_figure_says_in_words_what_was_found(table, monkeypatch):
         (["people.csv", "--treatment", "age", *COLUMNS[2:4], "--covariates"], "only 0 and 1"),
         (["nobody.csv", *COLUMNS], "nobody.csv: expected a CSV file, got nothing of that name"),
         (COLUMNS, "FILE.csv: expected a table beside --treatment, got none"),
-        (["--multiples", "0", "--null", "199"], "epsilons: expected a finite number above 0"),
+        (["--multiples", "0", "--null", "199"], "multiples: expected a finite number above 0"),
     ],
 )
 def test_an_error_is_one_line_and_status_2(table, words, message, tmp_path, capsys, monkeypatch):

@@ -10,46 +10,49 @@ from jaxicml.methods import sinkhorn_effect as ste
 from jaxicml.methods.sinkhorn_effect import data, study
 
 N = 24
-PROTOCOL = study.Protocol(n=N, num_null=99)
+PROTOCOL = study.Protocol(n=N, num_null=99, multiples=(0.5, 1.0, 4.0))
 
 
-@pytest.fixture(scope="module")
-def compared():
-    with jax.enable_x64(True):
-        law = data.gaussian_law(1.2, "mean")
-        trial = jax.jit(study.gaussian_comparison(PROTOCOL))
-        return trial(jax.random.key(5), law, 0.0, 1.0)
-
-
-def by_hand():
-    """The sample of the trial, split in halves, nuisances on the first."""
-    draw_key, test_key = jax.random.split(jax.random.key(5))
+@jax.jit
+def by_hand(key):
+    """The sample of the trial, split in halves, nuisances on the first, every public test."""
+    draw_key, test_key = jax.random.split(key)
     x, a, y = ste.simulate_gaussian(draw_key, 2 * N, 1.2, "mean")
     propensity = ste.logistic_propensity(x[:N], a[:N])(x[N:])
     law = ste.kernel_law(x[:N], a[:N], y[:N], x[N:], bandwidth=1.0)
     null_key, _ = jax.random.split(test_key)
-    return null_key, y[N:], a[N:], propensity, law, ste.epsilon_grid(y[:N])
+    sample, grid = (y[N:], a[N:], propensity, law), ste.epsilon_grid(y[:N], PROTOCOL.multiples)
+    options = {"epsilons": grid, "num_null": 99}
+    test = lambda guard: ste.sinkhorn_effect_aggregated(
+        null_key, *sample, **options, regime_tol=guard
+    )
+    guarded, plain = test(0.1), test(None)
+    return {
+        "guarded": guarded.p_value,
+        "plain": plain.p_value,
+        "ste": plain.per_eps.p_value,
+        "regime": plain.regime_ratio,
+        "ste_estimate": plain.per_eps.onestep,
+        "mte_agg": ste.mmd_effect_aggregated(null_key, *sample, **options).p_value,
+        "ate": ste.ate_aipw(*sample).p_value,
+    }
 
 
-def test_comparison_equals_the_public_functions(compared, x64):
-    key, *sample, grid = by_hand()
-    for regime_tol, field in ((0.1, "guarded"), (None, "plain")):
-        out = ste.sinkhorn_effect_aggregated(
-            key, *sample, epsilons=grid, num_null=99, regime_tol=regime_tol
-        )
-        np.testing.assert_allclose(getattr(compared, field), out.p_value)
-        np.testing.assert_allclose(compared.ste, out.per_eps.p_value)
-    mmd = ste.mmd_effect_aggregated(key, *sample, epsilons=grid, num_null=99)
-    np.testing.assert_allclose(compared.mte_agg, mmd.p_value)
-    np.testing.assert_allclose(compared.ate, ste.ate_aipw(*sample).p_value, rtol=1e-6)
+@pytest.mark.slow
+def test_comparison_equals_the_public_functions(x64):
+    law = data.gaussian_law(1.2, "mean")
+    compared = jax.jit(study.gaussian_comparison(PROTOCOL))(jax.random.key(5), law, 0.0, 1.0)
+    for name, value in by_hand(jax.random.key(5)).items():
+        np.testing.assert_allclose(getattr(compared, name), value, rtol=1e-6, err_msg=name)
 
 
 def test_equal_settings_are_one_function():
     assert study.gaussian_comparison(PROTOCOL) is study.gaussian_comparison(
-        study.Protocol(n=N, num_null=99)
+        study.Protocol(n=N, num_null=99, multiples=(0.5, 1.0, 4.0))
     )
 
 
+@pytest.mark.slow
 def test_permuting_the_treatment_removes_the_effect(x64):
     """Estimates of a huge shift, with and without permutation, on the same data."""
     x, a, y = ste.simulate_gaussian(jax.random.key(0), 80, 4.0, "mean")

@@ -19,6 +19,7 @@ from jaxicml.methods.sinkhorn_effect import influence as eif
 from jaxicml.methods.sinkhorn_effect.baselines import weighted
 from jaxicml.methods.sinkhorn_effect.laws import ConditionalLaw
 from jaxicml.methods.sinkhorn_effect.linalg import inverse_form
+from jaxicml.methods.sinkhorn_effect.propensity import check_clip
 from jaxicml.types import Scalar
 
 __all__ = ["AteResult", "ate_aipw"]
@@ -83,8 +84,9 @@ def ate_aipw(
     [2.] [0.5]
     """
     eif.check_sample(outcome, treatment, propensity, law)
+    checks.check_scalar("alpha", alpha)
     checks.check_open_unit("alpha", alpha)
-    checks.check_range("clip", clip, 0.0, 0.49)
+    check_clip("clip", clip)
     return _ate_aipw(outcome, treatment, propensity, law, alpha, clip)
 
 

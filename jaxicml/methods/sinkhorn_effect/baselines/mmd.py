@@ -11,8 +11,6 @@ References:
     Gretton et al., "A kernel two-sample test", 2012.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -20,10 +18,10 @@ from jaxtyping import Array, Float
 from jaxicml import checks
 from jaxicml.methods.sinkhorn_effect import estimator
 from jaxicml.methods.sinkhorn_effect import influence as eif
+from jaxicml.methods.sinkhorn_effect import potentials as ot
 from jaxicml.methods.sinkhorn_effect.estimator import AggResult, EffectResult, FoldTerms
+from jaxicml.methods.sinkhorn_effect.grid import checked_grid
 from jaxicml.methods.sinkhorn_effect.laws import ConditionalLaw
-from jaxicml.methods.sinkhorn_effect.propensity import clip_propensity
-from jaxicml.stats import significance
 from jaxicml.types import Key, Scalar
 
 __all__ = ["mmd_effect_aggregated", "mmd_fold_terms", "mmd_treatment_effect"]
@@ -73,14 +71,14 @@ def mmd_treatment_effect(
     >>> bool(out.p_value < 0.05)
     True
     """
-    eif.check_sample(outcome, treatment, propensity, law)
-    checks.check_positive("epsilon", epsilon)
-    _check_options(alpha, num_null, clip)
-    epsilons = jnp.asarray(epsilon, outcome.dtype)[None]
-    aggregated = _mmd(
-        key, outcome, treatment, propensity, law, epsilons, alpha, alpha, clip, num_null=num_null
+    sample = outcome, treatment, propensity, law
+    eif.check_sample(*sample)
+    epsilon = ot.checked_epsilon("epsilon", epsilon, outcome.dtype)
+    checks.check_key("key", key)
+    estimator.check_test(num_null, clip, alpha=alpha)
+    return estimator.evaluate_one(
+        mmd_fold_terms, key, sample, epsilon, alpha, clip, num_null=num_null
     )
-    return jax.tree.map(lambda leaf: leaf[0], aggregated.per_eps)
 
 
 def mmd_effect_aggregated(
@@ -127,22 +125,14 @@ def mmd_effect_aggregated(
     >>> print(out.reject, out.kept)
     True [ True  True]
     """
-    eif.check_sample(outcome, treatment, propensity, law)
+    sample = outcome, treatment, propensity, law
+    eif.check_sample(*sample)
     beta = alpha if beta is None else beta
-    checks.check_open_unit("beta", beta)
-    _check_options(alpha, num_null, clip)
-    epsilons = estimator.check_grid(epsilons).astype(outcome.dtype)
-    return _mmd(
-        key, outcome, treatment, propensity, law, epsilons, alpha, beta, clip, num_null=num_null
-    )
-
-
-@functools.partial(jax.jit, static_argnames="num_null")
-def _mmd(key, outcome, treatment, propensity, law, epsilons, alpha, beta, clip, *, num_null):
-    propensity, clipped = clip_propensity(propensity, clip)
-    terms = mmd_fold_terms(key, outcome, treatment, propensity, law, epsilons, num_null=num_null)
-    alpha, beta = (jnp.asarray(level, outcome.dtype) for level in (alpha, beta))
-    return estimator.summarise([terms], epsilons, clipped, alpha, beta, None)
+    checks.check_key("key", key)
+    estimator.check_test(num_null, clip, alpha=alpha, beta=beta)
+    epsilons = checked_grid("epsilons", epsilons, outcome.dtype)
+    options = {"num_null": num_null, "regime_tol": None}
+    return estimator.evaluate(mmd_fold_terms, key, sample, epsilons, alpha, beta, clip, **options)
 
 
 def mmd_fold_terms(
@@ -181,29 +171,20 @@ def mmd_fold_terms(
     >>> print(terms.plugin)  # 1 − exp(−½)
     [0.3935]
     """
-    dtype, n = outcome.dtype, outcome.shape[0]
-    fixed = eif.design(outcome, treatment.astype(dtype), propensity, law)
+    fixed = eif.design(outcome, treatment, propensity, law)
+    return estimator.terms_of(key, fixed, _influence, epsilons, num_null)
+
+
+def _influence(fixed: eif.Design, epsilon) -> eif.Influence:
+    """Plug-in value and both influence functions of D at one ε."""
     constant = jax.lax.stop_gradient(fixed)
-    difference = jnp.concatenate([jnp.zeros(n, dtype), fixed.p1 - fixed.p0])
-    gaussians = jax.random.normal(key, (num_null, n), dtype)
-
-    def at(epsilon):
-        # Δ and the rows of L sum to zero: g − 1 says the same as g, without cancellation
-        kernel = jnp.expm1(-fixed.cost / epsilon)
-        witness = kernel @ difference
-        plugin = difference @ witness / 2
-        kernel, witness = jax.lax.stop_gradient((kernel, witness))
-        eif1 = eif.first_order_from_witnesses(constant, witness, -witness)
-        eif2 = constant.rows @ kernel @ constant.rows.T
-        off_diagonal = eif2.sum() - jnp.trace(eif2)
-        null = significance.quadratic_form_draws(gaussians, eif2) / (2 * n)
-        one = jnp.ones((), dtype)
-        return FoldTerms(plugin, eif1, off_diagonal / (n * (n - 1)), null, one, one > 0)
-
-    return jax.lax.map(at, epsilons)
-
-
-def _check_options(alpha, num_null, clip) -> None:
-    checks.check_open_unit("alpha", alpha)
-    checks.check_integer("num_null", num_null, low=99)
-    checks.check_range("clip", clip, 0.0, 0.49)
+    difference = jnp.concatenate([jnp.zeros_like(fixed.treated), fixed.p1 - fixed.p0])
+    # Δ and the rows of L sum to zero: g − 1 says the same as g, without cancellation
+    kernel = jnp.expm1(-fixed.cost / epsilon)
+    witness = kernel @ difference
+    plugin = difference @ witness / 2
+    kernel, witness = jax.lax.stop_gradient((kernel, witness))
+    eif1 = eif.first_order_from_witnesses(constant, witness, -witness)
+    eif2 = constant.rows @ kernel @ constant.rows.T
+    one = jnp.ones((), kernel.dtype)
+    return eif.Influence(plugin, eif1, eif2, one, one > 0)

@@ -25,7 +25,7 @@ from jaxicml import checks
 from jaxicml.methods.sinkhorn_effect import influence as eif
 from jaxicml.methods.sinkhorn_effect import potentials as ot
 from jaxicml.methods.sinkhorn_effect.laws import ConditionalLaw
-from jaxicml.methods.sinkhorn_effect.propensity import clip_propensity
+from jaxicml.methods.sinkhorn_effect.propensity import check_clip, clip_propensity
 from jaxicml.stats import significance
 from jaxicml.types import Key, Scalar
 
@@ -85,8 +85,8 @@ def dr_xkte(
     """
     eif.check_sample(outcome, treatment, propensity, law)
     checks.check_min_rows("outcome", outcome, 4)
-    checks.check_positive("bandwidth", bandwidth)
-    checks.check_range("clip", clip, 0.0, 0.49)
+    bandwidth = ot.checked_epsilon("bandwidth", bandwidth, outcome.dtype)
+    check_clip("clip", clip)
     return _dr_xkte(outcome, treatment, propensity, law, bandwidth, clip)
 
 
@@ -94,11 +94,11 @@ def dr_xkte(
 def _dr_xkte(outcome, treatment, propensity, law, bandwidth, clip):
     n, half = outcome.shape[0], outcome.shape[0] // 2
     propensity, _ = clip_propensity(propensity, clip)
-    fixed = eif.design(outcome, treatment.astype(outcome.dtype), propensity, law)
+    fixed = eif.design(outcome, treatment, propensity, law)
     # rows without −p₁ + p₀: embeddings of the observations, not of their deviations
     rows = fixed.rows.at[:, n:].add(fixed.p1 - fixed.p0)
     # rows sum to zero: k − 1 says the same as k, without cancellation
-    kernel = jnp.expm1(-fixed.cost / jnp.asarray(bandwidth, outcome.dtype))
+    kernel = jnp.expm1(-fixed.cost / bandwidth)
     along = rows[:half] @ (kernel @ rows[half:].mean(0))
     deviation = along.std()
     statistic = jnp.where(deviation > 0, jnp.sqrt(half) * along.mean() / deviation, jnp.nan)
@@ -147,8 +147,9 @@ def ipw_kte_permutation(
     >>> print(out.statistic, out.p_value)  # 2 (1 − exp(−½)), and 1/201
     0.7869 0.00498
     """
+    checks.check_key("key", key)
     _check_weighted(outcome, treatment, propensity, clip)
-    checks.check_positive("bandwidth", bandwidth)
+    bandwidth = ot.checked_epsilon("bandwidth", bandwidth, outcome.dtype)
     checks.check_integer("num_permutations", num_permutations, low=99)
     return _ipw_kte(
         key, outcome, treatment, propensity, bandwidth, clip, num_permutations=num_permutations
@@ -160,7 +161,7 @@ def _ipw_kte(key, outcome, treatment, propensity, bandwidth, clip, *, num_permut
     dtype = outcome.dtype
     cost = ot.half_squared_cost(outcome, outcome)
     # weights sum to one in each arm: k − 1 says the same as k, and its diagonal is zero
-    kernel = jnp.expm1(-cost / jnp.asarray(bandwidth, dtype))
+    kernel = jnp.expm1(-cost / bandwidth)
     kernel = jnp.fill_diagonal(kernel, 0, inplace=False)
     probability, _ = clip_propensity(propensity, clip)
 
@@ -212,8 +213,8 @@ def ipw_sinkhorn_plugin(
     2.0
     """
     _check_weighted(outcome, treatment, propensity, clip)
-    checks.check_positive("epsilon", epsilon)
-    checks.check_integer("max_iter", max_iter, low=1)
+    epsilon = ot.checked_epsilon("epsilon", epsilon, outcome.dtype)
+    ot.check_solver(tol, max_iter)
     return _ipw_sinkhorn(outcome, treatment, propensity, epsilon, clip, tol=tol, max_iter=max_iter)
 
 
@@ -261,11 +262,11 @@ def naive_two_sample(
     >>> print(out.statistic, out.p_value)
     0.5 0.01
     """
+    checks.check_key("key", key)
     _check_observed(outcome, treatment)
-    checks.check_positive("epsilon", epsilon)
+    epsilon = ot.checked_epsilon("epsilon", epsilon, outcome.dtype)
+    ot.check_solver(tol, max_iter)
     checks.check_integer("num_permutations", num_permutations, low=99)
-    checks.check_positive("tol", tol)
-    checks.check_integer("max_iter", max_iter, low=1)
     options = {"num_permutations": num_permutations, "tol": tol, "max_iter": max_iter}
     return _naive_two_sample(key, outcome, treatment, epsilon, **options)
 
@@ -312,14 +313,13 @@ def _divergence(outcome, p1, p0, epsilon, tol, max_iter):
 
 
 def _check_observed(outcome, treatment) -> None:
-    checks.check_shape("outcome", outcome, (None, None))
-    checks.check_shape("treatment", treatment, (outcome.shape[0],))
-    checks.check_finite("outcome", outcome)
+    checks.check_floats("outcome", outcome, (None, None))
+    checks.check_array("treatment", treatment, (outcome.shape[0],))
     checks.check_binary("treatment", treatment)
 
 
 def _check_weighted(outcome, treatment, propensity, clip) -> None:
     _check_observed(outcome, treatment)
-    checks.check_shape("propensity", propensity, treatment.shape)
+    checks.check_floats("propensity", propensity, treatment.shape, finite=False)
     checks.check_open_unit("propensity", propensity)
-    checks.check_range("clip", clip, 0.0, 0.49)
+    check_clip("clip", clip)

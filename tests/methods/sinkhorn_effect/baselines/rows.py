@@ -5,9 +5,13 @@ import numpy as np
 
 from jaxicml.methods.sinkhorn_effect import baselines
 from jaxicml.methods.sinkhorn_effect.laws import ConditionalLaw
-from tests.contract import Bad, Row
+from tests.contract import Bad, Row, edited, entry
 
 M = "methods.sinkhorn_effect."
+
+
+twice = edited(lambda w: 2 * w)
+negative = edited(np.negative)
 
 
 def observed(rng):
@@ -29,18 +33,18 @@ def on_law(method, **options):
 
 
 BAD_OBSERVED = (
-    Bad("outcome", {0: lambda y: y.at[2, 0].set(np.nan)}, "outcome: expected finite values"),
-    Bad("treatment", {1: lambda a: a + 1}, "treatment: expected only 0 and 1, got 2"),
-    Bad("one arm", {1: jnp.ones(14)}, "treatment: expected both arms, got only 1"),
+    Bad("outcome", {0: entry((2, 0), np.nan)}, "outcome: expected finite values"),
+    Bad("treatment", {1: edited(lambda a: a + 1)}, "treatment: expected only 0 and 1, got 2"),
+    Bad("one arm", {1: np.ones(14)}, "treatment: expected both arms, got only 1"),
 )
 BAD_PROPENSITY = (
-    Bad("propensity", {2: jnp.ones(14)}, "propensity: expected values strictly between 0 and 1"),
-    Bad("length", {2: jnp.full(3, 0.5)}, r"propensity: expected shape \(14\), got \(3,\)"),
+    Bad("propensity", {2: np.ones(14)}, "propensity: expected values strictly between 0 and 1"),
+    Bad("length", {2: np.full(3, 0.5)}, r"propensity: expected shape \(14\), got \(3,\)"),
 )
 BAD_LAW = (
-    Bad("weights", {5: lambda w: 2 * w}, "law.weights1: expected rows that sum to 1, got a"),
-    Bad("negative", {6: lambda w: -w}, "law.weights0: expected non-negative weights"),
-    Bad("atoms", {3: jnp.ones((6, 3))}, r"law.atoms1: expected shape \(any, 2\), got \(6, 3\)"),
+    Bad("weights", {5: twice}, "law.weights1: expected rows that sum to 1, got a"),
+    Bad("negative", {6: negative}, "law.weights0: expected non-negative weights"),
+    Bad("atoms", {3: np.ones((6, 3))}, r"law.atoms1: expected shape \(any, 2\), got \(6, 3\)"),
 )
 BAD = BAD_OBSERVED + BAD_PROPENSITY + BAD_LAW
 EVERY = tuple(range(7))
