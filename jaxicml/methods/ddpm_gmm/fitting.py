@@ -59,7 +59,7 @@ def fit_spherical_gmm(
     >>> import jax, jax.numpy as jnp
     >>> x = jnp.concatenate([jnp.full((50, 1), -1.0), jnp.full((50, 1), 1.0)])
     >>> x += 0.1 * jnp.tile(jnp.array([[-1.0], [1.0]]), (50, 1))
-    >>> g, trace = fit_spherical_gmm(jax.random.key(2), x, 2, n_iter=20)
+    >>> g, trace = fit_spherical_gmm(jax.random.key(1), x, 2, n_iter=20)
     >>> print(jnp.round(jnp.sort(g.means[:, 0]), 3), f"{g.variances:.3f}")
     [-1.  1.] 0.010
     """

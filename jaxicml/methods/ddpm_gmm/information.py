@@ -76,7 +76,7 @@ def mmse_on_line(g: GMM, snr: Float[Array, " m"], *, n_grid: int = 2001) -> Floa
     >>> from jaxicml.diffusion import gmm
     >>> g = gmm.gaussian_mixture(jnp.ones(2) / 2, jnp.array([[-1.0], [1.0]]), 0.0)
     >>> mmse_on_line(g, jnp.array([0.0, 1.0]))  # at 0 the variance of the means
-    Array([1.    , 0.4499], dtype=float32)
+    Array([1.    , 0.4496], dtype=float32)
     """
     checks.check_shape("means", g.means, (None, 1))
     checks.check_shape("snr", snr, (None,))
@@ -84,7 +84,7 @@ def mmse_on_line(g: GMM, snr: Float[Array, " m"], *, n_grid: int = 2001) -> Floa
     checks.check_integer("n_grid", n_grid, low=16)
     mu, weights = g.offsets[:, 0], jnp.exp(g.log_weights)
     z = jnp.linspace(-9, 9, n_grid).astype(mu.dtype)
-    density = jnp.exp(-(z**2) / 2) / jnp.sqrt(2 * jnp.pi) * (z[1] - z[0])
+    density = jnp.exp(-(z**2) / 2) / jnp.sqrt(2 * jnp.pi) * (18 / (n_grid - 1))
 
     def around(snr, center):
         """Spread of the posterior at √snr μ_j + z, averaged over z."""

@@ -154,7 +154,7 @@ def student_mixture(g: GMM, dof: Scalar) -> StudentMixture:
         ValueError: components that are not isotropic, no more than 2 degrees of freedom.
 
     >>> student_mixture(three_modes(), 5.0).log_prob(jnp.array([0.5]))
-    Array(-0.5876, dtype=float32)
+    Array(-0.7126, dtype=float32)
     """
     checks.check_range("number of dimensions of g.variances", g.variances.ndim, 0, 1)
     checks.check_scalar("dof", dof)

@@ -49,6 +49,12 @@ def test_two_points_have_the_closed_form(x64):
     np.testing.assert_allclose(on_line()(g, jnp.asarray(SNR)), want, atol=1e-8)
 
 
+def test_single_precision_keeps_its_digits():
+    """At snr = 0 the spread of the means, here of ±1."""
+    g = gmm.gaussian_mixture(jnp.ones(2) / 2, jnp.array([[-1.0], [1.0]]), 0.0)
+    np.testing.assert_allclose(lab.mmse_on_line(g, jnp.zeros(1)), 1, rtol=2e-6)
+
+
 FEW = SNR[50:130:4]
 sampled = functools.cache(lambda: jax.jit(functools.partial(lab.mmse_curve, n_mc=4000)))
 
