@@ -66,34 +66,33 @@ def runs(row, dtype):
     return Runs(len(traces), *outs)
 
 
-@functools.cache
-def looped(row):
-    """The row in float64 at two inputs that differ where `vmap` maps; one compiled function."""
-    program, first = jax.jit(row.call), row.arrays(seed=0)
-    second = tuple(
-        b if i in (row.vmap or ()) else a
-        for i, (a, b) in enumerate(zip(first, row.arrays(seed=1), strict=True))
-    )
-    return [data(program(*row.key(), *args)) for args in (first, second)]
+def mapped_over(row):
+    """Two inputs that differ where `vmap` maps, and what `vmap` needs to know of them."""
+    first, second = row.arrays(seed=0), row.arrays(seed=1)
+    at = [i in (row.vmap or ()) for i in range(len(first))]
+    second = tuple(b if over else a for over, a, b in zip(at, first, second, strict=True))
+    stack = lambda a, b: jnp.asarray(np.stack([a, b]))
+    batch = tuple(stack(a, b) if over else a for over, a, b in zip(at, first, second, strict=True))
+    axes = (None,) * row.random + tuple(0 if over else None for over in at)
+    return first, second, batch, axes
 
 
 @by_name(COMPILED, wide=True)
-def test_jit_equals_eager(row, x64):
-    eager = row.call(*row.key(), *row.arrays())
-    chex.assert_trees_all_close(looped(row)[0], data(eager), rtol=row.rtol, atol=row.rtol)
-
-
-@by_name([row for row in COMPILED if row.vmap], wide=True)
-def test_vmap_equals_loop(row, x64):
-    first, second = row.arrays(seed=0), row.arrays(seed=1)
-    batch = tuple(
-        jnp.asarray(np.stack([a, b])) if i in row.vmap else a
-        for i, (a, b) in enumerate(zip(first, second, strict=True))
-    )
-    axes = (None,) * row.random + tuple(0 if i in row.vmap else None for i in range(len(first)))
+def test_jit_and_vmap_equal_an_eager_loop(row, x64):
+    """Both at once, which saves a program; apart where they do not."""
+    first, second, batch, axes = mapped_over(row)
+    equal = functools.partial(chex.assert_trees_all_close, rtol=row.rtol, atol=row.rtol)
+    one = data(row.call(*row.key(), *first))
+    jit_equals_eager = lambda: equal(data(jax.jit(row.call)(*row.key(), *first)), one)
+    if not row.vmap:
+        return jit_equals_eager()
+    other = data(row.call(*row.key(), *second))
     mapped = data(jax.jit(jax.vmap(row.call, in_axes=axes))(*row.key(), *batch))
-    loop = [np.stack(pair) for pair in zip(*looped(row), strict=True)]
-    chex.assert_trees_all_close(mapped, loop, rtol=row.rtol, atol=row.rtol)
+    try:
+        equal(mapped, [np.stack(pair) for pair in zip(one, other, strict=True)])
+    except AssertionError as error:
+        jit_equals_eager()
+        raise AssertionError("jit equals eager, but vmap is no loop") from error
 
 
 @by_name(COMPILED)

@@ -108,6 +108,7 @@ ROWS = [
         lambda rng: observed(rng)[:2],
         random=True,
         vmap=(0, 1),
+        slow=True,
         bad=BAD_OBSERVED,
     ),
 ]
