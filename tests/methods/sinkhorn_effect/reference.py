@@ -60,6 +60,11 @@ def signed_directions(treatment, propensity, weights1, weights0):
     return rows1, rows0
 
 
+def extrapolated(quotient, h):
+    """The limit at zero of a quotient with a power series in h, from two steps on one side."""
+    return 2 * quotient(h / 2) - quotient(h)
+
+
 def first_order(y, a, e, t, w, epsilon):
     """I1 by Algorithm 1, written with loops over arms: atoms `t[arm]` and rows `w[arm]`."""
     p = {arm: w[arm].mean(0) for arm in (0, 1)}

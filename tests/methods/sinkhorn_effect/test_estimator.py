@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from experiments.bench import sinkhorn_effect as bench
 from jaxicml.methods import sinkhorn_effect as ste
 from jaxicml.methods.sinkhorn_effect import estimator
 from tests.methods.sinkhorn_effect import cases
@@ -209,20 +210,28 @@ def test_clipped_propensities(x64):
     np.testing.assert_allclose(ours.per_eps.eif1, theirs.per_eps.eif1)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["duplicates", "one dimension, arms of 2 and 30 atoms"],
-)
-def test_unusual_samples(kind, x64):
-    y, a, e, law = sample()
-    case = (jnp.asarray(np.round(y)), a, e, law)
-    if kind != "duplicates":
-        case = sample(d=1, m1=2, m0=30)
-    out = aggregated(case)
+def test_duplicate_outcomes(x64):
+    y, *rest = sample()
+    out = aggregated((jnp.asarray(np.round(y)), *rest))
     assert out.per_eps.converged.all()
     for leaf in jax.tree.leaves(out):
         assert np.isfinite(leaf).all()
     assert (out.p_value > 0) & (out.p_value <= 1)
+
+
+def test_the_pipeline_of_the_benchmark_says_the_same(x64):
+    """Vectorised NumPy, which wants one list of atoms."""
+    y, a, e, t1, t0, w1, w0 = as_numpy(sample())
+    rows = np.pad(w1, ((0, 0), (0, len(t0)))), np.pad(w0, ((0, 0), (len(t1), 0)))
+    law = cases.law(np.vstack([t1, t0]), np.vstack([t1, t0]), *rows, shared=True)
+    theirs = bench.numpy_pipeline(
+        0, jax.tree.map(np.asarray, bench.Sample(y, a, e, law, GRID)), NUM_NULL
+    )
+    ours = aggregated(sample())
+    for name in ("plugin", "onestep", "second_order"):
+        np.testing.assert_allclose(getattr(theirs, name), getattr(ours.per_eps, name), rtol=1e-6)
+    # other draws of the same null
+    np.testing.assert_allclose(theirs.p_value, ours.p_value, atol=0.03)
 
 
 DIFFERENTIATED = ("plugin", "onestep", "second_order", "ci_low", "statistic")
@@ -275,69 +284,93 @@ def test_plugin_alone_is_differentiable_in_the_laws(x64):
     np.testing.assert_allclose(by_rows[0, 3, 0] - by_rows[0, 3, 1], slope(0, step), rtol=1e-5)
 
 
-THETA, WIDE = 1.5, 4.0
+THETA, WIDE, ROWS = 1.5, 4.0, 400
+ATOMS = np.linspace(-8.0, 10.0, 60)
+"""They resolve the conditional laws below."""
 
 
-def confounded(key, n):
+def confounded(seed, n=ROWS):
     """One covariate that moves treatment and outcome; S = ½θ² exactly, since variances agree."""
-    x_key, a_key, y_key = jax.random.split(key, 3)
-    x = jax.random.normal(x_key, (n,))
-    e = jax.nn.sigmoid(x)
-    a = (jax.random.uniform(a_key, (n,)) < e).astype(x.dtype)
-    return x, a, e, THETA * a + x + jax.random.normal(y_key, (n,))
-
-
-def gaussian_rows(mean, deviation):
-    """Rows of N(mean, deviation²) on a grid."""
-    atoms = jnp.linspace(-8.0, 10.0, 60)
-    return atoms[:, None], jax.nn.softmax(-((atoms - mean[:, None]) ** 2) / (2 * deviation**2), 1)
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=n)
+    e = 1 / (1 + np.exp(-x))
+    a = (rng.random(n) < e).astype(float)
+    return x, a, e, (THETA * a + x + rng.normal(size=n))[:, None]
 
 
 def law_of(x, deviation, bias=0.0):
     """Y | a, x ~ N(x + (θ + 2 bias) a − bias, deviation²)."""
-    atoms, rows1 = gaussian_rows(THETA + x + bias, deviation)
-    rows0 = gaussian_rows(x - bias, deviation)[1]
-    return ste.ConditionalLaw(atoms, atoms, rows1, rows0, shared=True)
+    rows = []
+    for mean in (THETA + x + bias, x - bias):
+        density = np.exp(-((ATOMS - mean[:, None]) ** 2) / (2 * deviation**2))
+        rows.append(density / density.sum(1, keepdims=True))
+    return ATOMS[:, None], ATOMS[:, None], *rows
 
 
-@jax.jit
-@functools.partial(jax.vmap, in_axes=(0, None))
-def with_one_wrong_nuisance(key, wrong_law):
-    x, a, e, y = confounded(key, 400)
-    right, wrong = law_of(x, 1.0), law_of(0 * x, jnp.sqrt(2.0), bias=0.5)
-    law = jax.tree.map(lambda r, w: jnp.where(wrong_law, w, r), right, wrong)
-    e = jnp.where(wrong_law, e, 0.5)
-    return ste.sinkhorn_treatment_effect(key, y[:, None], a, e, law, epsilon=WIDE, num_null=99)
+def in_float32(function, y, a, e, law, epsilon=WIDE, **options):
+    narrow = lambda *arrays: (jnp.asarray(v, "float32") for v in arrays)
+    law = ste.ConditionalLaw(*narrow(*law), shared=True)
+    return function(*narrow(y, a, e), law, epsilon=epsilon, **options)
+
+
+def effect_in_float32(seed, *sample, **options):
+    function = functools.partial(ste.sinkhorn_treatment_effect, jax.random.key(seed))
+    return in_float32(function, *sample, num_null=99, **options)
+
+
+def test_float32_agrees_with_float64(x64):
+    """In NumPy."""
+    x, a, e, y = confounded(0)
+    narrow = effect_in_float32(0, y, a, e, law_of(x, 1.0))
+    assert narrow.converged
+    assert narrow.se.dtype == "float32"
+    law = cases.law(*law_of(x, 1.0), shared=True)
+    sample = jax.tree.map(np.asarray, bench.Sample(y, a, e, law, np.array([WIDE])))
+    wide = bench.numpy_pipeline(0, sample, 99)
+    for name in ("plugin", "onestep", "second_order"):
+        ours, theirs = getattr(narrow, name), getattr(wide, name)[0]
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, err_msg=name)
+
+
+def test_epsilon_beyond_the_digits_of_float32_is_flagged(x64):
+    x, a, e, y = confounded(0)
+    far = effect_in_float32(0, y, a, e, law_of(x, 1.0), epsilon=1e8)
+    assert not far.converged
+    assert np.isnan(far.p_value)
+
+
+def with_one_wrong_nuisance(seed, wrong_law):
+    x, a, e, y = confounded(seed)
+    law = law_of(0 * x, np.sqrt(2.0), bias=0.5) if wrong_law else law_of(x, 1.0)
+    out = effect_in_float32(seed, y, a, e if wrong_law else 0 * e + 0.5, law)
+    assert out.converged
+    return out.plugin, out.onestep, out.second_order
 
 
 def test_double_robustness(x64):
-    keys, truth = jax.random.split(jax.random.key(0), 8), THETA**2 / 2
-    out = with_one_wrong_nuisance(keys, True)
-    plugin, onestep, second_order = (
-        abs(float(value.mean()) - truth) for value in (out.plugin, out.onestep, out.second_order)
-    )
-    assert out.converged.all()
+    truth = THETA**2 / 2
+    means = np.mean([with_one_wrong_nuisance(seed, True) for seed in range(8)], axis=0)
+    plugin, onestep, second_order = np.abs(means - truth)
     assert plugin > 1.5  # ½(θ + 1)² − ½θ²
     # the error that is left is of second order, and the second order removes most of it
     assert onestep < plugin / 2
     assert second_order < plugin / 5
     # a wrong propensity does no harm where the law is right
-    out = with_one_wrong_nuisance(keys, False)
-    assert abs(float(out.onestep.mean()) - truth) < 0.15
+    means = np.mean([with_one_wrong_nuisance(seed, False) for seed in range(8)], axis=0)
+    assert abs(means[1] - truth) < 0.15
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def mean_eif_with_true_nuisances(keys, n):
-    def one(key):
-        x, a, e, y = confounded(key, n)
-        return ste.first_order_eif(y[:, None], a, e, law_of(x, 1.0), epsilon=WIDE).mean()
-
-    return jax.lax.map(one, keys)
+def mean_influence(seed, n):
+    """With the true nuisances."""
+    x, a, e, y = confounded(seed, n)
+    if n == ROWS:
+        return float(effect_in_float32(seed, y, a, e, law_of(x, 1.0)).eif1.mean())
+    return float(in_float32(ste.first_order_eif, y, a, e, law_of(x, 1.0)).mean())
 
 
 def test_mean_influence_vanishes_like_the_root_of_n(x64):
-    sizes, keys = np.array([40, 640]), jax.random.split(jax.random.key(1), 50)
-    spread = [float(np.std(mean_eif_with_true_nuisances(keys, int(n)))) for n in sizes]
+    sizes = np.array([25, ROWS])
+    spread = [np.std([mean_influence(seed, int(n)) for seed in range(50)]) for n in sizes]
     slope = np.polyfit(np.log(sizes), np.log(spread), 1)[0]
     assert -0.65 < slope < -0.35
 

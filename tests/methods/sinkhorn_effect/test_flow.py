@@ -117,6 +117,7 @@ def fit(key, x, y, mask):
     return flows.fit_flow(jax.random.key(key), x, y, mask=mask, **FIT)
 
 
+@pytest.mark.slow
 def test_recovers_a_conditional_gaussian(simulated):
     flow = fit(5, *simulated, np.ones(ROWS, bool)).flow
     at = np.array([[-1.0], [0.0], [1.0]], "float32")
@@ -130,6 +131,7 @@ def test_recovers_a_conditional_gaussian(simulated):
     np.testing.assert_allclose(residual.std(1), 0.3, rtol=0.25)
 
 
+@pytest.mark.slow
 def test_keeps_the_best_step_and_ignores_what_is_masked(simulated):
     x, y = simulated
     mask = np.arange(ROWS) % 2 == 1

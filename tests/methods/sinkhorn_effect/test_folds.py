@@ -11,6 +11,7 @@ import pytest
 
 from jaxicml.methods import sinkhorn_effect as ste
 from jaxicml.methods.sinkhorn_effect import estimator, folds
+from tests.methods.sinkhorn_effect import cheap
 from tests.methods.sinkhorn_effect.cases import sample
 
 ROWS, NUM_NULL = 26, 199
@@ -40,27 +41,6 @@ def fit_law_by_hand(x, a, y, x_eval):
     kernel = np.exp(-((x_eval[:, None, 1] - x[None, :, 1]) ** 2) / 2)
     arms = ((a == arm) * kernel for arm in (1, 0))
     return [weights / weights.sum(1, keepdims=True) @ y for weights in arms]
-
-
-def cheap_terms(xp, outcome, treatment, propensity, mean1, mean0, null):
-    """Numbers that depend on all that a fold is given, in the place of its real terms."""
-    epsilons = xp.asarray(GRID)
-    eif1 = (outcome + mean1 - mean0).sum(1) / epsilons[:, None] + treatment / propensity
-    return estimator.FoldTerms(
-        eif1.max(1), eif1, eif1.std(1), null, 1 + eif1.mean(1), eif1.mean(1) < 1e6
-    )
-
-
-def null_draws(xp, bits):
-    """Numbers that depend on every bit of a key."""
-    steps = xp.arange(1.0, 1 + len(GRID) * NUM_NULL).reshape(len(GRID), NUM_NULL)
-    return xp.sin(steps * bits[0] / 2**32) + xp.cos(steps * bits[1] / 2**32)
-
-
-def cheap_fold_terms(key, outcome, treatment, propensity, law, epsilons, **_):
-    means = law.weights1 @ law.atoms1, law.weights0 @ law.atoms0
-    null = null_draws(jnp, jax.random.key_data(key))
-    return cheap_terms(jnp, outcome, treatment, propensity, *means, null)
 
 
 class Crossed(NamedTuple):
@@ -98,7 +78,7 @@ def crossed(num_folds):
         regime_tol=None,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(estimator, "fold_terms", cheap_fold_terms)
+        patch.setattr(estimator, "fold_terms", cheap.fold_terms)
         out = jax.jit(call)(jax.random.key(5), *map(jnp.asarray, trial()))
     jax.effects_barrier()
     return Crossed(jax.tree.map(np.asarray, out), propensities, laws)
@@ -155,8 +135,10 @@ def test_folds_add_up(num_folds, x64):
         *_, null_key = jax.random.split(own, 3)
         e = predicted(np, a[train], x[evaluate])
         means = fit_law_by_hand(x[train], a[train], y[train], x[evaluate])
-        null = null_draws(np, np.asarray(jax.random.key_data(null_key), float))
-        terms.append(cheap_terms(np, y[evaluate], a[evaluate], e, *means, null))
+        bits = np.asarray(jax.random.key_data(null_key), float)
+        null = cheap.null_draws(np, bits, GRID, NUM_NULL)
+        sample = y[evaluate], a[evaluate], e, means
+        terms.append(cheap.terms(np, *sample, np.array(GRID), null))
 
     out = crossed(num_folds).out
     sizes = np.array([fold.eif1.shape[1] for fold in terms])
@@ -177,6 +159,43 @@ def test_folds_add_up(num_folds, x64):
     regimes = np.array([fold.regime for fold in terms])
     furthest = np.abs(regimes - 1).argmax(0)
     np.testing.assert_allclose(out.regime_ratio, regimes[furthest, range(len(GRID))])
+
+
+@jax.jit
+def with_bad_nuisances(x, a, propensity, factor):
+    """A cross-fit whose propensity is constant and whose treated law has the mass `factor`."""
+
+    def law_fn(key, x, a, y, x_eval):
+        good = fit_law(key, x, a, y, x_eval)
+        rows = factor * good.weights1
+        return ste.ConditionalLaw(good.atoms1, good.atoms0, rows, good.weights0, shared=True)
+
+    return ste.cross_fit(
+        jax.random.key(0),
+        x,
+        a,
+        x[:, :1],
+        propensity_fn=lambda key, x, a: lambda x_eval: jnp.full(len(x_eval), propensity),
+        law_fn=law_fn,
+        epsilons=jnp.array(GRID),
+        num_null=99,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("propensity", "factor"), [(2.0, 1.0), (-0.5, 1.0), (0.5, 2.0), (0.5, -1.0)]
+)
+def test_nuisances_that_are_no_probabilities_give_no_p_value(propensity, factor, x64, monkeypatch):
+    """They come out of a trace, where no check can look at them."""
+    monkeypatch.setattr(estimator, "fold_terms", cheap.fold_terms)
+    sample = tuple(map(jnp.asarray, trial()[:2]))
+    good = with_bad_nuisances(*sample, 0.5, 1.0)
+    assert good.per_eps.converged.all()
+    assert np.isfinite(good.p_value)
+    out = with_bad_nuisances(*sample, propensity, factor)
+    assert np.isnan(out.p_value)
+    assert not np.asarray(out.per_eps.converged).any()
 
 
 def cross_fit(data, **options):

@@ -106,6 +106,7 @@ def test_energy_score_of_a_number_is_the_crps(x64):
     np.testing.assert_allclose(scores[0], np.mean(crps), rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_the_bandwidth_adapts_to_the_signal():
     rng = np.random.default_rng(2)
     x, noise = rng.uniform(-2, 2, size=(200, 1)), rng.normal(size=(200, 1))

@@ -3,6 +3,8 @@
 The compiled functions are those of the front door, at the shapes of its tests.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -75,6 +77,30 @@ def test_terms_of_a_fold_equal_numpy(x64):
             )
 
 
+def few_atoms(case):
+    """The same but for laws of 9 and 8 atoms."""
+    y, a, e, t, w1, w0 = case
+    place = np.arange(N)
+    chosen = [w * ((place >= low) & (place < high)) for w, low, high in ((w1, 0, 20), (w0, 60, 80))]
+    return y, a, e, t, *(w / w.sum(1, keepdims=True) for w in chosen)
+
+
+def test_first_order_is_the_gateaux_derivative(x64):
+    """Along the direction of every observation, which puts mass where there was none."""
+    y, a, e, t, w1, w0 = case = few_atoms(fold(2))
+    z, nothing = np.vstack([y, t]), np.zeros(N)
+    p1, p0 = (np.concatenate([nothing, w.mean(0)]) for w in (w1, w0))
+    on1, on0 = ref.signed_directions(a, e, w1, w0)
+    epsilon = GRID[4]
+    base = ref.divergence(z, p1, p0, epsilon)
+
+    def slope(h, i):
+        return (ref.divergence(z, p1 + h * on1[i], p0 + h * on0[i], epsilon) - base) / h
+
+    slopes = [ref.extrapolated(functools.partial(slope, i=i), 2e-6) for i in range(N)]
+    np.testing.assert_allclose(fold_terms(case).eif1[4], slopes, rtol=1e-4, atol=1e-6)
+
+
 def test_a_tiny_epsilon_is_flagged(x64):
     grid = np.where(GRID == 1.0, 1e-7, GRID)
     np.testing.assert_array_equal(fold_terms(fold(), grid=grid).converged, GRID != 1.0)
@@ -99,6 +125,41 @@ def test_equal_laws_have_no_effect(x64):
     np.testing.assert_array_equal(out.regime, 1)
 
 
+@pytest.mark.parametrize("scale", [1e-9, 1e-4, 1e4])
+def test_units_do_not_matter(scale, x64):
+    y, a, e, t, w1, w0 = fold(shift=4.0)
+    grid = scale**2 * GRID
+    plain = fold_terms((y, a, e, t, w1, w0))
+    other = fold_terms((scale * y, a, e, scale * t, w1, w0), grid=grid)
+    np.testing.assert_allclose(other.regime, plain.regime, rtol=1e-5)
+    one, two = summarise([plain, plain]), summarise([other, other], grid=grid)
+    assert not one.kept.all()
+    np.testing.assert_array_equal(two.kept, one.kept)
+    np.testing.assert_allclose(two.p_value, one.p_value)
+    for name in ("plugin", "onestep", "second_order", "se"):
+        ours, theirs = getattr(two.per_eps, name), getattr(one.per_eps, name)
+        np.testing.assert_allclose(ours, scale**2 * theirs, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["duplicates", "arms of 2 and 30 atoms"])
+def test_unusual_samples(kind, x64):
+    y, a, e, t, w1, w0 = fold()
+    if kind == "duplicates":
+        y, t = np.round(y), np.round(t)
+    else:
+        place = np.arange(N)
+        w1, w0 = w1 * 0 + (place < 2) / 2, w0 * 0 + (place >= 70) / 30
+    case = (y, a, e, t, w1, w0)
+    ours = fold_terms(case)
+    assert ours.converged.all()
+    for leaf in ours:
+        assert np.isfinite(leaf).all()
+    expected = by_hand(case, 0, GRID[1])
+    for name, value in zip(ours._fields, expected, strict=False):
+        found = getattr(ours, name)[1]
+        np.testing.assert_allclose(found, value, rtol=1e-6, atol=1e-8, err_msg=name)
+
+
 def some_terms(seed, **changes):
     """Numbers of any origin: what is done with them does not depend on it."""
     rng = np.random.default_rng(seed)
@@ -114,8 +175,8 @@ def some_terms(seed, **changes):
     return terms._replace(**changes)
 
 
-def summarise(folds, alpha=0.1, beta=0.1, clipped=0.25):
-    arrays = jax.tree.map(jnp.asarray, (folds, GRID, clipped, alpha, beta))
+def summarise(folds, alpha=0.1, beta=0.1, clipped=0.25, grid=GRID):
+    arrays = jax.tree.map(jnp.asarray, (folds, grid, clipped, alpha, beta))
     return jax.tree.map(np.asarray, analysis._summarise(*arrays, regime_tol=0.1))
 
 
