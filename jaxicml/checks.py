@@ -177,6 +177,16 @@ def check_integer(name: str, value: int, *, low: int, high: int | None = None) -
         raise ValueError(f"{name}: expected a whole number of at least {low}{upper}, got {value!r}")
 
 
+def check_integers(name: str, value) -> None:
+    """Checks that an array holds whole numbers, by its dtype.
+
+    Raises:
+        ValueError: another dtype.
+    """
+    if not jnp.issubdtype(value.dtype, jnp.integer):
+        raise ValueError(f"{name}: expected whole numbers, got {value.dtype}")
+
+
 def check_choice(name: str, value, choices: Iterable) -> None:
     """Checks that a static option is one of those that exist.
 

@@ -138,13 +138,14 @@ def signed_pixels(images: Images, *, white: int = 255) -> Float[np.ndarray, "n d
         One row per image.
 
     Raises:
-        ValueError: a pixel above `white`.
+        ValueError: no image, a pixel above `white`.
 
     >>> images = Images(np.array([[[0, 255]]], np.uint8), np.zeros(1, int))
     >>> signed_pixels(images)
     array([[-1.,  1.]], dtype=float32)
     """
     checks.check_integer("white", white, low=1)
+    checks.check_min_rows("pixels", images.pixels, 1)
     checks.check_range("pixels", images.pixels, 0, white)
     flat = images.pixels.reshape(len(images.pixels), -1)
     return flat.astype(np.float32) * np.float32(2 / white) - 1

@@ -7,12 +7,20 @@ p_0 = Σ_k π_k N(μ_k, Σ_k)
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxicml import checks
 from jaxicml.types import Key, Scalar
 
-__all__ = ["GMM", "gaussian_mixture", "gmm_marginal", "gmm_sample", "signal_and_noise"]
+__all__ = [
+    "GMM",
+    "draw_labels",
+    "gaussian_mixture",
+    "gmm_marginal",
+    "gmm_sample",
+    "signal_and_noise",
+]
 
 
 class GMM(eqx.Module):
@@ -82,18 +90,24 @@ def gaussian_mixture(
     >>> g.center
     Array([1.], dtype=float32)
     """
-    checks.check_shape("means", means, (None, None))
+    checks.check_floats("means", means, (None, None))
     checks.check_min_rows("means", means, 1)
-    checks.check_floating("means", means)
-    checks.check_finite("means", means)
     K, d = means.shape
-    checks.check_shape("weights", weights, (K,))
+    checks.check_integer("number of columns of means", d, low=1)
+    checks.check_array("weights", weights, (K,))
     checks.check_row_stochastic("weights", weights[None])
     checks.check_positive("weights", weights)
     variances, axes = _eigen(jnp.asarray(cov, means.dtype), K, d)
-    weights = jnp.asarray(weights, means.dtype)
-    center = weights @ means
-    return GMM(jnp.log(weights), means - center, center, variances, axes)
+    log_weights = jnp.asarray(_log(weights), means.dtype)
+    center = jnp.asarray(weights, means.dtype) @ means
+    return GMM(log_weights, means - center, center, variances, axes)
+
+
+def _log(weights):
+    """The logarithm, of known weights on the host: float32 has no number for the smallest."""
+    if checks.is_traced(weights):
+        return jnp.log(weights)
+    return np.log(np.asarray(weights, np.float64))
 
 
 def _eigen(cov: Array, K: int, d: int) -> tuple[Array, Array | None]:
@@ -152,7 +166,7 @@ def gmm_sample(key: Key, g: GMM, n: int) -> tuple[Float[Array, "n d"], Int[Array
     """
     checks.check_integer("n", n, low=1)
     label_key, noise_key = jax.random.split(key)
-    labels = jax.random.categorical(label_key, g.log_weights, shape=(n,))
+    labels = draw_labels(label_key, g.log_weights, n)
     z = jax.random.normal(noise_key, (n, g.dim), g.offsets.dtype)
     if g.is_isotropic:
         scaled = jnp.sqrt(jnp.broadcast_to(g.variances, (g.num_components,)))[labels, None] * z
@@ -161,6 +175,33 @@ def gmm_sample(key: Key, g: GMM, n: int) -> tuple[Float[Array, "n d"], Int[Array
     if g.axes is not None:
         scaled = jnp.einsum("nij,nj->ni", g.axes[labels], scaled)
     return g.center + g.offsets[labels] + scaled, labels
+
+
+def draw_labels(key: Key, log_weights: Float[Array, " K"], n: int) -> Int[Array, " n"]:
+    """Draws n components by inverting the distribution function: memory O(n + K), not O(n K).
+
+    Args:
+        key: random key.
+        log_weights: log π_k.
+        n: how many draws.
+
+    Returns:
+        Indices in 0..K − 1.
+
+    Raises:
+        ValueError: log weights that are no vector, n is no whole number of at least 1.
+
+    >>> import jax, jax.numpy as jnp
+    >>> draw_labels(jax.random.key(0), jnp.log(jnp.array([0.0, 1.0])), 3)
+    Array([1, 1, 1], dtype=int32)
+    """
+    checks.check_floats("log_weights", log_weights, (None,), finite=False)
+    checks.check_min_rows("log_weights", log_weights, 1)
+    checks.check_integer("n", n, low=1)
+    below = jnp.cumsum(jnp.exp(log_weights))
+    # u in [0, 1) times the sum can round up to the sum itself: the last index at most
+    at = jax.random.uniform(key, (n,), below.dtype) * below[-1]
+    return jnp.minimum(jnp.searchsorted(below, at, side="right"), log_weights.size - 1)
 
 
 def signal_and_noise(g: GMM, abar: Scalar, noise: Scalar | None) -> tuple[Array, Array]:

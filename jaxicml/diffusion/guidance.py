@@ -96,7 +96,7 @@ def rescale(
 
 
 def interval_weight(
-    weight: Scalar, level: Real[Array, "..."], low: Scalar, high: Scalar
+    weight: Scalar, level: Real[Array, "..."] | float, low: Scalar, high: Scalar
 ) -> Float[Array, "..."]:
     """The guidance weight at a level: w inside (low, high], 1 (no guidance) outside.
 
@@ -110,13 +110,15 @@ def interval_weight(
         A weight in the shape of `level`.
 
     Raises:
-        ValueError: an interval whose ends are not in order.
+        ValueError: an interval whose ends are not in order, a level that is no number.
 
     >>> interval_weight(3.0, jnp.array([100, 500, 900]), 200, 800)
     Array([1., 3., 1.], dtype=float32)
     """
     if not checks.is_traced(low, high):
         checks.check_range("high - low", high - low, 0.0, float("inf"))
+    level = jnp.asarray(level)
+    checks.check_array("level", level)
     inside = (low < level) & (level <= high)
     dtype = jnp.result_type(level.dtype, jnp.float32)
     return jnp.where(inside, jnp.asarray(weight, dtype), jnp.ones((), dtype))

@@ -30,6 +30,7 @@ from jaxtyping import Array, Float
 from jaxicml import checks
 from jaxicml.diffusion.gmm import (
     GMM,
+    draw_labels,
     gaussian_mixture,
     gmm_marginal,
     gmm_sample,
@@ -39,6 +40,7 @@ from jaxicml.types import Scalar
 
 __all__ = [
     "GMM",
+    "draw_labels",
     "gaussian_mixture",
     "gmm_denoise",
     "gmm_eps",
@@ -408,6 +410,8 @@ def _one_by_one(at: _At, quantity: _Quantity) -> tuple[Array, Array]:
         logit, s, damped, inverse = _general_component(at, component)
         value = quantity.component(at, component[1], s, damped, inverse)
         new_top = jnp.maximum(top, logit)
+        # a weight of zero has logit −∞, whose difference from itself is NaN
+        new_top = jnp.maximum(new_top, jnp.finfo(new_top.dtype).min)
         keep, add = jnp.exp(top - new_top), jnp.exp(logit - new_top)
         mean = keep[:, None] * mean + add[:, None] * value
         return (new_top, keep * total + add, mean), None

@@ -168,7 +168,8 @@ def grid(schedule: Schedule, timesteps: Int[Array, " steps"] | None = None) -> G
         One entry for each timestep and one more.
 
     Raises:
-        ValueError: no timestep, or some outside the schedule or not descending.
+        ValueError: no timestep, or some that are no whole numbers, outside the schedule or not
+            descending.
 
     >>> grid(linear(1000), jnp.array([999, 499])).signal
     Array([0.0064, 0.2803, 1.    ], dtype=float32)
@@ -177,8 +178,9 @@ def grid(schedule: Schedule, timesteps: Int[Array, " steps"] | None = None) -> G
     full = timesteps is None
     if timesteps is None:
         timesteps = jnp.arange(total - 1, -1, -1)
-    checks.check_shape("timesteps", timesteps, (None,))
+    checks.check_array("timesteps", timesteps, (None,))
     checks.check_min_rows("timesteps", timesteps, 1)
+    checks.check_integers("timesteps", timesteps)
     checks.check_range("timesteps", timesteps, 0.0, float(total - 1))
     checks.check_descending("timesteps", timesteps)
     timesteps, last = jnp.asarray(timesteps), schedule.final_log_abar

@@ -61,6 +61,7 @@ from jaxicml.methods.ddpm_gmm.bounds import (
     LowerBound,
     kl_to_tv,
     path_kl_bound,
+    tv_from_ratios,
     tv_lower_bound,
 )
 from jaxicml.methods.ddpm_gmm.density import (
@@ -151,6 +152,7 @@ __all__ = [
     "student_mixture",
     "three_modes",
     "tuned_law_1d",
+    "tv_from_ratios",
     "tv_isotropic",
     "tv_lower_bound",
 ]

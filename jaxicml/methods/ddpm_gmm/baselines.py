@@ -33,7 +33,7 @@ from jaxicml.methods.ddpm_gmm.density import (
     line_grid,
     output_law,
 )
-from jaxicml.methods.ddpm_gmm.sampling import ScoreFn, mixture_score
+from jaxicml.methods.ddpm_gmm.sampling import ScoreFn, check_sample_shape, mixture_score
 from jaxicml.types import Key, Scalar
 
 __all__ = ["Baseline", "TunedLaw", "baseline_law_1d", "baseline_sample", "tuned_law_1d"]
@@ -96,7 +96,7 @@ def baseline_sample(
     checks.check_choice("kind", kind, get_args(Baseline))
     checks.check_scalar("step_size", step_size)
     checks.check_positive("step_size", step_size)
-    checks.check_integer("number of dimensions of shape", len(shape), low=1)
+    check_sample_shape(shape)
     checks.check_callable("score_fn", score_fn)
     start_key, step_key = jax.random.split(key)
     start = jax.random.normal(start_key, shape, dtype)
@@ -119,7 +119,7 @@ def baseline_law_1d(
     schedule: Schedule,
     *,
     step_size: Scalar = 1.0,
-    n_grid: int = 2001,
+    n_grid: int | None = None,
 ) -> DensityResult:
     """The law of a baseline's output on the line, against that of X_1.
 
@@ -160,7 +160,7 @@ def tuned_law_1d(
     schedule: Schedule,
     step_sizes: Float[Array, " m"],
     *,
-    n_grid: int = 2001,
+    n_grid: int | None = None,
 ) -> TunedLaw:
     """The step size with the smallest total variation, known exactly: in the baseline's favour.
 
@@ -169,7 +169,7 @@ def tuned_law_1d(
         g: one-dimensional target.
         schedule: T noise levels; float64 is wanted.
         step_sizes: what is tried.
-        n_grid: grid points.
+        n_grid: grid points, see `output_density_1d`.
 
     Returns:
         The best step size and its law; a law that lost mass counts as unusable.

@@ -12,6 +12,7 @@ What is lost shows as mass that differs from one: `mass` is the largest deviatio
 Cost per step: O(n log n) for n grid points, O(n²) where the map folds.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, get_args
@@ -43,6 +44,8 @@ MASS_TOLERANCE = 1e-6
 """Largest deviation of the mass from one that a law may show."""
 
 _POINTS_PER_SIGMA = 15
+_POINTS = 2001
+_MOST_POINTS = 200_001
 _FLOOR = 1e-18
 """Relative to the maximum: below it, what Fourier space returns is rounding."""
 
@@ -76,7 +79,7 @@ class DensityResult(NamedTuple):
         kl: KL(q ‖ p) in nats.
         w2: Wasserstein-2 distance, in units of x.
         mass: largest deviation of the mass of q from one over the steps.
-        valid: whether that is within 1e-6, and the rule for the variance applies.
+        valid: whether that is within 1e-6, the grid fine enough, and the variance rule applies.
     """
 
     grid: Float[Array, " n"]
@@ -94,7 +97,7 @@ def output_density_1d(
     schedule: Schedule,
     variance: Variance,
     *,
-    n_grid: int = 2001,
+    n_grid: int | None = None,
     score_perturb: Callable[[Array, Array], Array] | None = None,
     throw: bool = False,
 ) -> DensityResult:
@@ -104,7 +107,8 @@ def output_density_1d(
         g: target, one-dimensional, with one σ² for all components.
         schedule: T noise levels; float64 is wanted.
         variance: reverse variance, as in `reverse_variance`.
-        n_grid: grid points over ±(max|μ| + 8); at least 15 to the smallest σ of x_1.
+        n_grid: grid points over ±(max|μ| + 8); at least 15 to the smallest σ of x_1. None takes
+            as many as that needs and at least 2001.
         score_perturb: (x of shape (n, 1), index of the noise level) -> what is added to the score.
         throw: raise where mass is lost (not under `jit`).
 
@@ -173,13 +177,16 @@ def output_law(
     """
     checks.check_shape("means", g.means, (None, 1))
     _check_grid(grid)
+    grid = jnp.asarray(grid, jnp.result_type(grid, g.offsets, steps.scale))
     if score is None:
         score = lambda x, i: gmm_score(g, x, steps.abar[i], noise=steps.noise[i])
     start = -0.5 * grid**2 - 0.5 * jnp.log(2 * jnp.pi)
     log_q, mass = propagate_density(score, grid, start, steps)
     log_p = gmm_log_prob(g, grid[:, None], schedule.abar[0], noise=schedule.noise[0])
     tv, kl, w2 = compare_densities(grid, log_q, log_p)
-    return DensityResult(grid, log_q, log_p, tv, kl, w2, mass, mass <= MASS_TOLERANCE)
+    # the rounding of a spacing that just suffices
+    fine = _points_needed(g, schedule, grid[-1]) <= grid.size + 0.5
+    return DensityResult(grid, log_q, log_p, tv, kl, w2, mass, fine & (mass <= MASS_TOLERANCE))
 
 
 def check_shared_variance(g: GMM) -> None:
@@ -195,20 +202,36 @@ def check_shared_variance(g: GMM) -> None:
     )
 
 
-def line_grid(g: GMM, schedule: Schedule, n_grid: int) -> Float[Array, " n"]:
+def line_grid(g: GMM, schedule: Schedule, n_grid: int | None = None) -> Float[Array, " n"]:
     """The uniform grid over ±(max|μ| + 8).
+
+    Args:
+        g: one-dimensional target.
+        schedule: T noise levels.
+        n_grid: points; None takes as many as the smallest standard deviation of x_1 needs, at
+            least 2001 (just these under `jit`, where the need is not known).
+
+    Returns:
+        The points, in units of x.
 
     Raises:
         ValueError: `g` is not one-dimensional, or the spacing exceeds a fifteenth of the
-            smallest standard deviation of x_1.
+            smallest standard deviation of x_1, or would need more than 200,001 points.
     """
     checks.check_shape("means", g.means, (None, 1))
-    checks.check_integer("n_grid", n_grid, low=64)
     reach = jnp.max(jnp.abs(g.means)) + 8
-    least = jnp.sqrt(jnp.min(g.variances) * schedule.abar[0] + schedule.noise[0] ** 2)
-    needed = 1 + 2 * reach * _POINTS_PER_SIGMA / least
+    needed = _points_needed(g, schedule, reach)
+    if n_grid is None:
+        checks.check_range("points needed for the smallest σ", needed, 0, _MOST_POINTS)
+        n_grid = _POINTS if checks.is_traced(needed) else max(_POINTS, math.ceil(needed))
+    checks.check_integer("n_grid", n_grid, low=64)
     checks.check_range("n_grid (points needed for the smallest σ)", needed, 0, n_grid)
     return jnp.linspace(-reach, reach, n_grid)
+
+
+def _points_needed(g, schedule, reach):
+    least = jnp.sqrt(jnp.min(g.variances) * schedule.abar[0] + schedule.noise[0] ** 2)
+    return 1 + 2 * reach * _POINTS_PER_SIGMA / least
 
 
 def ddpm_steps(schedule: Schedule, variance: Variance, sigma2: Scalar = 0.0) -> LineSteps:

@@ -38,7 +38,7 @@ def fit_spherical_gmm(
     n_iter: int = 100,
     shared_var: bool = True,
 ) -> tuple[GMM, Float[Array, " n_iter"]]:
-    """A mixture Σ π_k N(μ_k, σ_k² I) near the data, from random data points as first means.
+    """A mixture Σ π_k N(μ_k, σ_k² I) near the data, from random distinct points as first means.
 
     Cost O(n_iter n K d); memory O(K d) beyond the data. A component that loses all its points
     keeps its mean and a weight of one point in a million.
@@ -81,7 +81,7 @@ def _fit(key, x, num_components, n_iter, shared_var):
     limits = jnp.finfo(x.dtype)
     least = (limits.eps * jnp.max(jnp.abs(center))) ** 2 + limits.tiny / limits.eps
     spread = jnp.maximum(jnp.sum(x**2) / (n * d), least)
-    start = x[jax.random.choice(key, n, (num_components,), replace=False)]
+    start = x[_distinct_rows(key, x, num_components)]
     shape = () if shared_var else (num_components,)
     g = (
         jnp.full(num_components, -jnp.log(num_components), x.dtype),
@@ -99,6 +99,21 @@ def _fit(key, x, num_components, n_iter, shared_var):
     (log_weights, means, variances), trace = jax.lax.scan(step, g, None, length=n_iter)
     middle = jnp.exp(log_weights) @ means
     return GMM(log_weights, means - middle, center + middle, variances), trace
+
+
+def _distinct_rows(key, x, count):
+    """Random rows that differ from one another, as far as there are enough.
+
+    Equal components would stay equal: equal rows show in a random projection.
+    """
+    direction_key, choice_key = jax.random.split(key)
+    along = x @ jax.random.normal(direction_key, x.shape[1:], x.dtype)
+    order = jnp.argsort(along)
+    gaps = jnp.diff(along[order], prepend=-jnp.inf)
+    first = gaps > 1e-6 * jnp.std(along)
+    weights = jnp.where(first, 1, jnp.finfo(x.dtype).tiny)
+    chosen = jax.random.choice(choice_key, len(x), (count,), replace=False, p=weights)
+    return order[chosen]
 
 
 def _expectation(g, rows, known) -> _Statistics:

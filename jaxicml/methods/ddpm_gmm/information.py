@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxicml import checks
-from jaxicml.diffusion.gmm import GMM
+from jaxicml.diffusion.gmm import GMM, draw_labels
 from jaxicml.diffusion.schedules import Schedule
 from jaxicml.methods.ddpm_gmm.bounds import Estimate
 from jaxicml.methods.ddpm_gmm.density import check_shared_variance
@@ -44,7 +44,7 @@ def mmse_curve(key: Key, g: GMM, snr: Float[Array, " m"], n_mc: int) -> Estimate
     checks.check_not_negative("snr", snr)
     checks.check_integer("n_mc", n_mc, low=2)
     label_key, noise_key = jax.random.split(key)
-    mu = g.offsets[jax.random.categorical(label_key, g.log_weights, shape=(n_mc,))]
+    mu = g.offsets[draw_labels(label_key, g.log_weights, n_mc)]
     noise = jax.random.normal(noise_key, mu.shape, mu.dtype)
     norms = jnp.sum(g.offsets**2, 1)
 

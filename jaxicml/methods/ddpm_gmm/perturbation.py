@@ -3,7 +3,8 @@
     ε_score² = (1/T) Σ_t E ‖ŝ_t(X_t) − s_t(X_t)‖²
 
 `constant` adds δ times a unit vector, so that ε_score = δ exactly; `fourier` adds a smooth random
-field of root mean square δ; `misfit` is the exact score of a mixture with other means and weights.
+field whose mean square over fields is δ² at every point; `misfit` adds what the exact score of a
+mixture with other means and weights differs by, where δ is the size of those differences.
 """
 
 import math
@@ -30,55 +31,81 @@ NUM_FEATURES = 64
 
 
 def score_shift(
-    key: Key, kind: Literal["constant", "fourier"], delta: Scalar, dim: int
+    key: Key,
+    kind: Perturbation,
+    delta: Scalar,
+    dim: int,
+    *,
+    mixture: GMM | None = None,
+    schedule: Schedule | None = None,
 ) -> Callable[[Array, Array], Array]:
     """What is added to a score.
 
     Args:
         key: random key.
-        kind: "constant" (δ u with a random unit vector u) or "fourier" (δ times the sum of 64
-            random Fourier features of bandwidth 1, of unit root mean square in all).
-        delta: δ, the size.
+        kind: "constant" (δ u with a random unit vector u), "fourier" (the sum of 64 random waves
+            of bandwidth 1, δ in root mean square; O(64 dim) a point), or "misfit" (the score of
+            `misfit_mixture` less the exact one).
+        delta: δ, the size of the shift; for "misfit" that of the errors in means and log weights.
         dim: dimension of x.
+        mixture: the target; "misfit" needs it.
+        schedule: its noise levels; "misfit" needs them.
 
     Returns:
-        (x of shape (..., dim), t) -> shift of the same shape; it does not depend on t.
+        (x of shape (..., dim), t) -> shift of the same shape; only "misfit" depends on t.
 
     Raises:
-        ValueError: an unknown kind, a size that is no number, a dimension below 1.
+        ValueError: an unknown kind, a size that is no number, a dimension below 1, "misfit"
+            without mixture and schedule.
 
     >>> import jax, jax.numpy as jnp
     >>> shift = score_shift(jax.random.key(0), "constant", 0.5, 3)
     >>> jnp.linalg.norm(shift(jnp.zeros(3), 0))
     Array(0.5, dtype=float32)
     """
-    checks.check_choice("kind", kind, ("constant", "fourier"))
+    checks.check_choice("kind", kind, get_args(Perturbation))
     checks.check_integer("dim", dim, low=1)
     checks.check_scalar("delta", delta)
-    if kind == "constant":
-        u = jax.random.normal(key, (dim,))
-        u /= jnp.linalg.norm(u)
+    if kind == "misfit":
+        return _misfit(key, delta, mixture, schedule)
+    field = _constant(key, delta, dim) if kind == "constant" else _fourier(key, delta, dim)
 
-        def constant(x, t):
-            checks.check_shape("x", x, (*jnp.shape(x)[:-1], dim))
-            return jnp.broadcast_to(delta * u, x.shape).astype(x.dtype)
-
-        return constant
-    w_key, phase_key = jax.random.split(key)
-    frequencies = jax.random.normal(w_key, (dim, NUM_FEATURES, dim))
-    phases = jax.random.uniform(phase_key, (dim, NUM_FEATURES), maxval=2 * math.pi)
-    size = delta * math.sqrt(2 / (NUM_FEATURES * dim))
-
-    def fourier(x, t):
+    def shift(x, t):
         checks.check_shape("x", x, (*jnp.shape(x)[:-1], dim))
-        waves = jnp.cos(jnp.einsum("...j,ifj->...if", x, frequencies) + phases)
-        return (size * waves.sum(-1)).astype(x.dtype)
+        return jnp.broadcast_to(field(x), x.shape).astype(x.dtype)
 
-    return fourier
+    return shift
+
+
+def _constant(key, delta, dim):
+    u = jax.random.normal(key, (dim,))
+    u /= jnp.linalg.norm(u)
+    return lambda x: delta * u
+
+
+def _fourier(key, delta, dim):
+    """δ √(2/64) Σ_f a_f cos(w_f·x + φ_f) with unit vectors a_f and normal w_f."""
+    frequency_key, phase_key, direction_key = jax.random.split(key, 3)
+    frequencies = jax.random.normal(frequency_key, (dim, NUM_FEATURES))
+    phases = jax.random.uniform(phase_key, (NUM_FEATURES,), maxval=2 * math.pi)
+    directions = jax.random.normal(direction_key, (NUM_FEATURES, dim))
+    directions /= jnp.linalg.norm(directions, axis=1, keepdims=True)
+    size = delta * math.sqrt(2 / NUM_FEATURES)
+    return lambda x: size * jnp.cos(x @ frequencies + phases) @ directions
+
+
+def _misfit(key, delta, mixture, schedule):
+    checks.check_given("mixture", mixture, "for a misfit")
+    checks.check_given("schedule", schedule, "for a misfit")
+    assert mixture is not None
+    assert schedule is not None
+    wrong = mixture_score(misfit_mixture(key, mixture, delta), schedule)
+    right = mixture_score(mixture, schedule)
+    return lambda x, t: wrong(x, t) - right(x, t)
 
 
 def misfit_mixture(key: Key, g: GMM, delta: Scalar) -> GMM:
-    """The mixture with δ-sized errors in its means (per coordinate) and log weights.
+    """The mixture with normal errors of deviation δ in each mean's coordinates and log weight.
 
     Raises:
         ValueError: a size that is no number.
@@ -102,14 +129,13 @@ def perturb_score(
     mixture: GMM | None = None,
     schedule: Schedule | None = None,
 ) -> ScoreFn:
-    """A score function with an error of size δ.
+    """A score function with an error added.
 
     Args:
         key: random key.
         score_fn: (x, t) -> score.
-        kind: "constant", "fourier", or "misfit", which replaces `score_fn` by the score of
-            `misfit_mixture`.
-        delta: δ.
+        kind: the kind of error, see `score_shift`.
+        delta: its size δ.
         dim: dimension of x.
         mixture: the target; "misfit" needs it.
         schedule: its noise levels; "misfit" needs them.
@@ -118,16 +144,9 @@ def perturb_score(
         (x, t) -> score with error.
 
     Raises:
-        ValueError: an unknown kind, "misfit" without mixture and schedule.
+        ValueError: as in `score_shift`.
     """
-    checks.check_choice("kind", kind, get_args(Perturbation))
-    if kind == "misfit":
-        checks.check_given("mixture", mixture, "for a misfit")
-        checks.check_given("schedule", schedule, "for a misfit")
-        assert mixture is not None
-        assert schedule is not None
-        return mixture_score(misfit_mixture(key, mixture, delta), schedule)
-    shift = score_shift(key, kind, delta, dim)
+    shift = score_shift(key, kind, delta, dim, mixture=mixture, schedule=schedule)
     return lambda x, t: score_fn(x, t) + shift(x, t)
 
 

@@ -10,6 +10,7 @@ per step: O(n² (K + log n)) for n points an axis.
 
 import functools
 import itertools
+import math
 import operator
 from typing import NamedTuple, get_args
 
@@ -29,6 +30,8 @@ _NEWTON_STEPS = 16
 """At most; short schedules, whose maps differ most from a line, need about eight."""
 
 _POINTS_PER_SIGMA = 4
+_POINTS = 256
+_MOST_POINTS = 4096
 _NODES = (-2, -1, 0, 1, 2, 3)
 _FLOOR = 1e-18
 
@@ -43,7 +46,7 @@ class PlaneResult(NamedTuple):
         tv: total variation between them.
         kl: KL(q ‖ p) in nats.
         mass: largest deviation of the mass of q from one over the steps.
-        valid: whether that is within 1e-6.
+        valid: whether that is within 1e-6, and the variance rule applies.
     """
 
     axis: Float[Array, " n"]
@@ -56,7 +59,12 @@ class PlaneResult(NamedTuple):
 
 
 def output_density_2d(
-    g: GMM, schedule: Schedule, variance: Variance, *, n_grid: int = 256, throw: bool = False
+    g: GMM,
+    schedule: Schedule,
+    variance: Variance,
+    *,
+    n_grid: int | None = None,
+    throw: bool = False,
 ) -> PlaneResult:
     """The exact law of DDPM's output Y_1 against that of X_1, in the plane.
 
@@ -64,7 +72,8 @@ def output_density_2d(
         g: target, two-dimensional, with one σ² for all components.
         schedule: T noise levels; float64 is wanted.
         variance: reverse variance, as in `reverse_variance`.
-        n_grid: points per axis over ±(max|μ| + 8); at least 4 to the smallest σ of x_1.
+        n_grid: points per axis over ±(max|μ| + 8); at least 4 to the smallest σ of x_1. None takes
+            as many as that needs and at least 256 (just these under `jit`).
         throw: raise where mass is lost (not under `jit`).
 
     Returns:
@@ -72,16 +81,19 @@ def output_density_2d(
 
     Raises:
         ValueError: another dimension than two, "component" with unequal variances, too coarse a
-            grid, or, with `throw`, mass lost above 1e-6.
+            grid or one of more than 4096 points an axis, or, with `throw`, mass lost above 1e-6.
     """
     checks.check_shape("means", g.means, (None, 2))
     checks.check_choice("variance", variance, get_args(Variance))
-    checks.check_integer("n_grid", n_grid, low=32)
     if variance == "component":
         check_shared_variance(g)
     reach = jnp.max(jnp.abs(g.means)) + 8
     least = jnp.sqrt(jnp.min(g.variances) * schedule.abar[0] + schedule.noise[0] ** 2)
     needed = 1 + 2 * reach * _POINTS_PER_SIGMA / least
+    if n_grid is None:
+        checks.check_range("points needed for the smallest σ", needed, 0, _MOST_POINTS)
+        n_grid = _POINTS if checks.is_traced(needed) else max(_POINTS, math.ceil(needed))
+    checks.check_integer("n_grid", n_grid, low=32, high=_MOST_POINTS)
     checks.check_range("n_grid (points needed for the smallest σ)", needed, 0, n_grid)
     result = _output_density(g, schedule, jnp.linspace(-reach, reach, n_grid), variance)
     if throw:
@@ -111,7 +123,9 @@ def _output_density(g, schedule, axis, variance) -> PlaneResult:
     q, p = jnp.exp(log_q), jnp.exp(log_p)
     tv = 0.5 * h * h * jnp.abs(q - p).sum()
     kl = h * h * jnp.sum(q * (log_q - log_p))
-    return PlaneResult(axis, log_q, log_p, tv, kl, mass, mass <= MASS_TOLERANCE)
+    # traced variances cannot be refused
+    known = jnp.all(g.variances == g.variances.ravel()[0]) | (variance != "component")
+    return PlaneResult(axis, log_q, log_p, tv, kl, mass, known & (mass <= MASS_TOLERANCE))
 
 
 def _preimage(at, y):

@@ -96,7 +96,7 @@ def ddpm_sample(
     """
     checks.check_callable("score_fn", score_fn)
     checks.check_choice("variance", variance, get_args(Variance))
-    checks.check_integer("number of dimensions of shape", len(shape), low=1)
+    check_sample_shape(shape)
     start_key, step_key = jax.random.split(key)
     start = jax.random.normal(start_key, shape, dtype)
     result = sample_ddpm(
@@ -111,3 +111,15 @@ def ddpm_sample(
         trajectory=trajectory,
     )
     return DDPMResult(result.x, result.trajectory)
+
+
+def check_sample_shape(shape) -> None:
+    """Checks the shape of a set of draws.
+
+    Raises:
+        ValueError: it is no tuple of whole numbers, or empty.
+    """
+    checks.check_instance("shape", shape, tuple)
+    checks.check_integer("number of dimensions of shape", len(shape), low=1)
+    for size in shape:
+        checks.check_integer("shape", size, low=0)

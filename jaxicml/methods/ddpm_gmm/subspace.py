@@ -108,7 +108,7 @@ def output_tv(
         g: target in any dimension, with one σ² for all components.
         schedule: T noise levels.
         variance: reverse variance, as in `reverse_variance`.
-        n_grid: points per axis inside the span; 2001 on a line, 256 in a plane by default.
+        n_grid: points per axis inside the span, see `output_density_1d` and `output_density_2d`.
 
     Returns:
         Both parts and the bounds.
@@ -137,5 +137,5 @@ def output_tv(
 
 def _inner_tv(inner: GMM, schedule: Schedule, variance: Variance, n_grid: int | None) -> Array:
     if inner.dim == 1:
-        return output_density_1d(inner, schedule, variance, n_grid=n_grid or 2001, throw=True).tv
-    return output_density_2d(inner, schedule, variance, n_grid=n_grid or 256, throw=True).tv
+        return output_density_1d(inner, schedule, variance, n_grid=n_grid, throw=True).tv
+    return output_density_2d(inner, schedule, variance, n_grid=n_grid, throw=True).tv

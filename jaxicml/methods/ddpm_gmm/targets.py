@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxicml import checks
-from jaxicml.diffusion.gmm import GMM, gaussian_mixture
+from jaxicml.diffusion.gmm import GMM, draw_labels, gaussian_mixture
 from jaxicml.types import Key, Scalar
 
 __all__ = [
@@ -128,7 +128,7 @@ class StudentMixture(NamedTuple):
         """Draws: a Gaussian over the root of a scaled χ², one scale a draw."""
         checks.check_integer("n", n, low=1)
         label_key, noise_key, scale_key = jax.random.split(key, 3)
-        labels = jax.random.categorical(label_key, self.g.log_weights, shape=(n,))
+        labels = draw_labels(label_key, self.g.log_weights, n)
         z = jax.random.normal(noise_key, (n, self.g.dim), self.g.offsets.dtype)
         chi2 = jax.random.chisquare(scale_key, self.dof, (n, 1), z.dtype)
         sigma = jnp.sqrt(jnp.broadcast_to(self.g.variances, (self.g.num_components,)))[labels]

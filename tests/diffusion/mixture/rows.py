@@ -61,6 +61,15 @@ ROWS = [
         also=(NAME + "gaussian_mixture", NAME + "GMM"),
     ),
     Row(
+        NAME + "draw_labels",
+        lambda key, w: gmm.draw_labels(key, jnp.log(w), 5),
+        lambda rng: (rng.dirichlet(np.ones(3)),),
+        random=True,
+        vmap=(0,),
+        dtypes=(),
+        bad=(Bad("matrix", {0: jnp.ones((2, 3))}, r"log_weights: expected shape \(any\), got"),),
+    ),
+    Row(
         NAME + "gmm_sample",
         lambda key, w, means, cov: gmm.gmm_sample(key, gmm.gaussian_mixture(w, means, cov), 5),
         lambda rng: arrays(rng)[:3],

@@ -3,11 +3,13 @@
 import functools
 
 import chex
+import equinox as eqx
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 from hypothesis import given
 from sklearn.mixture import GaussianMixture
 
@@ -187,6 +189,36 @@ def test_far_components_and_tiny_weights_do_not_overflow():
     x = jnp.array([[-1e5], [0.0], [1e5]], jnp.float32)
     for quantity in QUANTITIES:
         chex.assert_tree_all_finite(compiled(quantity)(g, x, 0.9))
+
+
+def test_the_smallest_weights_keep_their_logarithm(x64):
+    """Float32 has no number for them."""
+    means = jnp.array([[-1.0], [1.0]], "float32")
+    g = gmm.gaussian_mixture(jnp.array([1e-300, 1.0]), means, 1.0)
+    assert g.log_weights.dtype == jnp.float32
+    np.testing.assert_allclose(g.log_weights, [-300 * np.log(10), 0], rtol=1e-6)
+
+
+def test_a_weight_of_none_takes_no_part(x64):
+    """As shards of few components have them, with −∞ for a logarithm, also in the first place."""
+    g = cases.mixture("full")
+    none = eqx.tree_at(lambda g: g.log_weights, g, g.log_weights.at[0].set(-jnp.inf))
+    rest = jax.tree.map(lambda leaf: leaf[1:], (g.log_weights, g.offsets, g.variances, g.axes))
+    alone = gmm.GMM(rest[0], rest[1], g.center, rest[2], rest[3])
+    score = compiled(mixture.gmm_score)
+    np.testing.assert_allclose(
+        score(none, cases.points(), 0.5), score(alone, cases.points(), 0.5), rtol=1e-12
+    )
+
+
+def test_labels_have_their_frequencies():
+    weights = np.array([0.5, 0.0, 0.2, 0.3])
+    log_weights = jnp.asarray(np.log(weights, where=weights > 0, out=np.full(4, -np.inf)))
+    labels = gmm.draw_labels(jax.random.key(0), log_weights, 10_000)
+    counts = np.bincount(labels, minlength=4)
+    assert counts[1] == 0
+    present = weights > 0
+    assert scipy.stats.chisquare(counts[present], 10_000 * weights[present]).pvalue > 1e-3
 
 
 def test_one_point_mass(x64):

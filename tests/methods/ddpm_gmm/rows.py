@@ -168,6 +168,17 @@ BOUNDS = [
         grad=(0,),
     ),
     Row(
+        NAME + "tv_from_ratios",
+        lab.tv_from_ratios,
+        lambda rng: (rng.normal(size=8),),
+        vmap=(0,),
+        grad=(0,),
+        bad=(
+            Bad("NaN", {0: jnp.full(8, jnp.nan)}, "log_ratio: expected values in"),
+            Bad("one", {0: jnp.zeros(1)}, "log_ratio: expected at least 2 rows, got 1"),
+        ),
+    ),
+    Row(
         NAME + "tv_lower_bound",
         lambda x, y, level: lab.tv_lower_bound(
             jax.random.key(0), x, y, lambda z: z[:, 0], level=level

@@ -10,6 +10,7 @@ import scipy.stats
 
 from jaxicml.diffusion import schedules
 from jaxicml.methods import ddpm_gmm as lab
+from jaxicml.methods.ddpm_gmm import bounds
 from tests.methods.ddpm_gmm import cases, reference
 
 GRID = np.linspace(-9, 9, 601)
@@ -93,6 +94,28 @@ def test_lower_bounds_hold_with_their_confidence(kind):
     assert np.all(lower_bounds(kind)(keys, x, x).low == 0)  # equal samples prove nothing
 
 
+def test_tv_from_ratios_has_the_closed_form(x64):
+    """Two normals half a unit apart, and laws that do not meet."""
+    x = np.random.default_rng(0).normal(size=20_000)
+    found = lab.tv_from_ratios(jnp.asarray(0.5 * x - 0.125))
+    assert abs(found.value - (2 * scipy.stats.norm.cdf(0.25) - 1)) < 4 * found.se
+    apart = lab.tv_from_ratios(jnp.full(4, -jnp.inf))
+    assert (apart.value, apart.se) == (1, 0)
+
+
+def test_path_kl_in_few_draws_at_once(x64, monkeypatch):
+    """The same draws, seven at a time."""
+    run = lambda: lab.path_kl_bound(
+        jax.random.key(0), cases.line(), schedules.theory(9), "beta", 16
+    )
+    whole = run()
+    monkeypatch.setattr(bounds, "_RESPONSIBILITIES", 21)
+    jax.clear_caches()
+    parts = run()
+    jax.clear_caches()
+    np.testing.assert_allclose(parts, whole, rtol=1e-9)
+
+
 def test_pinsker():
     np.testing.assert_allclose(
         lab.kl_to_tv(jnp.array([-1e-9, 0.0, 0.5, 9.0])), [0, 0, 0.5, 1], rtol=1e-6
@@ -116,6 +139,10 @@ def test_bad_input(as_user):
         bound(x, x, 1)
     with pytest.raises(ValueError, match="level: expected values strictly between 0 and 1"):
         bound(x, x, lambda z: z[:, 0], level=1.0)
+    with pytest.raises(ValueError, match="log_ratio: expected at least 2 rows, got 1"):
+        lab.tv_from_ratios(jnp.zeros(1))
+    with pytest.raises(ValueError, match="log_ratio: expected values in"):
+        lab.tv_from_ratios(jnp.array([0.0, jnp.nan]))
     key, made = jax.random.key(0), schedules.theory(9)
     with pytest.raises(ValueError, match="n_mc: expected a whole number of at least 2"):
         lab.path_kl_bound(key, cases.line(), made, "beta", 1)

@@ -123,6 +123,20 @@ def test_ddim_with_all_noise_is_ddpm(x64):
         np.testing.assert_allclose(a, b, rtol=1e-9)
 
 
+def test_the_grid_follows_the_smallest_deviation(x64):
+    made = schedules.theory(50)
+    assert lab.line_grid(cases.line(), made).size == 2001
+    # σ = .01: 22 units of 15 points to √(ᾱ σ² + 1 − ᾱ)
+    abar = float(made.abar[0])
+    least = np.sqrt(abar * 1e-4 + 1 - abar)
+    assert lab.line_grid(cases.line(sigma2=1e-4), made).size == np.ceil(1 + 22 * 15 / least)
+    # a grid that was given and is too coarse: the law says so
+    coarse = cases.law_of_steps(
+        cases.line(sigma2=1e-4), made, jnp.linspace(-11, 11, 2001), lab.ddpm_steps(made, "beta")
+    )
+    assert not bool(coarse.valid)
+
+
 @pytest.mark.slow
 def test_narrow_components_keep_their_mass(x64):
     law = lab.output_density_1d(lab.collinear(8), schedules.theory(25), "component", n_grid=2001)
@@ -140,6 +154,8 @@ def test_bad_input(as_user):
         lab.output_density_1d(cases.one_component(d=2), made, "beta")
     with pytest.raises(ValueError, match=r"n_grid \(points needed .*got 6[0-9][0-9]"):
         lab.output_density_1d(cases.line(), made, "beta", n_grid=100)
+    with pytest.raises(ValueError, match=r"points needed for the smallest σ: expected"):
+        lab.line_grid(cases.line(sigma2=0.0), schedules.theory(1000))
     with pytest.raises(ValueError, match=r"variance: expected one of .* got 'gamma'"):
         lab.output_density_1d(cases.line(), made, "gamma")
     with pytest.raises(ValueError, match=r"grid: expected at least 8 rows, got 1"):

@@ -24,7 +24,7 @@ def data():
 
 def first_means(key, x):
     """The data points from which a fit starts."""
-    return x[np.asarray(jax.random.choice(key, len(x), (K,), replace=False))]
+    return x[np.asarray(fitting._distinct_rows(key, jnp.asarray(x - x.mean(0)), K))]
 
 
 def fit(x, *, shared, n_iter=ROUNDS):
@@ -101,6 +101,14 @@ def test_equal_points(shared, value):
     np.testing.assert_allclose(weights @ means, duplicates(value).mean(0), rtol=1e-5)
     assert np.all(np.asarray(g.variances) > 0)
     assert np.diff(trace).min() > -1e-6
+
+
+def test_the_first_means_differ():
+    """Of 300 rows but 3 are distinct."""
+    x = jnp.repeat(jnp.asarray(np.random.default_rng(0).normal(size=(3, 50)), "float32"), 100, 0)
+    rows = jax.jit(jax.vmap(lambda key: fitting._distinct_rows(key, x, 3)))
+    chosen = np.asarray(rows(jax.random.split(jax.random.key(0), 50)))
+    np.testing.assert_array_equal(np.sort(chosen // 100, 1), np.tile(np.arange(3), (50, 1)))
 
 
 def test_an_empty_component_survives(x64):

@@ -79,6 +79,18 @@ def test_fourier_field_is_smooth_and_of_unit_size(x64):
     assert np.abs(near).max() < 1e-4
 
 
+def test_misfit_is_added_to_the_score():
+    """To any score, not only the exact one."""
+    g, x, key = cases.line(), jnp.array([[-1.0], [0.3], [2.0]]), jax.random.key(0)
+    score = lambda x, t: 7 * x
+    given = {"mixture": g, "schedule": made()}
+    wrong = lab.mixture_score(lab.misfit_mixture(key, g, 0.1), made())(x, 3)
+    exact = lab.mixture_score(g, made())(x, 3)
+    got = lab.perturb_score(key, score, "misfit", 0.1, dim=1, **given)(x, 3)
+    np.testing.assert_allclose(got, 7 * x + wrong - exact, rtol=1e-5)
+    assert np.abs(wrong - exact).min() > 1e-3
+
+
 def test_misfit_of_no_size_is_the_mixture():
     g = cases.line()
     misfit = jax.jit(lambda delta: lab.misfit_mixture(jax.random.key(0), g, delta))
@@ -102,7 +114,7 @@ def test_bad_input(as_user):
         lab.score_shift(key, "constant", 0.1, 0)
     with pytest.raises(ValueError, match=r"x: expected shape \(4, 2\), got \(4, 3\)"):
         lab.score_shift(key, "constant", 0.1, 2)(jnp.ones((4, 3)), 0)
-    with pytest.raises(ValueError, match=r"kind: expected one of .*got 'misfit'"):
+    with pytest.raises(ValueError, match="mixture: expected a value for a misfit, got None"):
         lab.score_shift(key, "misfit", 0.1, 2)
     with pytest.raises(ValueError, match="n_mc: expected a whole number of at least 2, got 1"):
         lab.score_error(key, score, cases.line(), made(), 1)
