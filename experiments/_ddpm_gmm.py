@@ -1,7 +1,7 @@
 """The studies of `ddpm_gmm` and what they say: claims, tables and the figure."""
 
 import itertools
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import jax
@@ -35,20 +35,34 @@ SAMPLERS: tuple[lab.Baseline, ...] = (
 )
 
 
+class Apart(NamedTuple):
+    """How far an output law q is from its target p; NaN where the law lost mass."""
+
+    tv: float
+    """Total variation."""
+    kl: float
+    """KL(q ‖ p) in nats."""
+    w2: float
+    """Wasserstein-2, in units of x."""
+
+
 class Laws(NamedTuple):
     """What was computed in closed form or by propagation.
 
     Attributes:
         rate: output law at each T.
-        by_variance: total variation by (variance, T).
-        by_schedule: total variation by (schedule, T), variance "component".
+        by_variance: `Apart` by (variance, T).
+        by_schedule: `Apart` by (schedule, T), variance "component".
         by_dimension: bounds of the total variation by d.
         outer: total variation without a mean, by (variance, n).
         by_components: total variation by K.
         shifted: total variation by δ, rows a shift up and one down.
         wavy: total variation by δ, one row a random field.
+        misfit: likewise with the score of a mixture with wrong means and weights.
+        near: (total variation of target and mixture, of target and output) by target.
         trace: (T, left side) of the three-mode target, the integral of mmse, 2 H(π).
-        baselines: tuned laws by (sampler, T).
+        baselines: `Apart` by (sampler, T).
+        step_sizes: best step size by (sampler, T).
     """
 
     rate: dict
@@ -59,8 +73,11 @@ class Laws(NamedTuple):
     by_components: dict
     shifted: np.ndarray
     wavy: np.ndarray
+    misfit: np.ndarray
+    near: dict
     trace: tuple
     baselines: dict
+    step_sizes: dict
 
 
 class Fitted(NamedTuple):
@@ -85,24 +102,21 @@ class Fitted(NamedTuple):
 
 def run_laws(cfg, key: Key, log: Progress) -> Laws:
     """Everything that is exact; float64."""
-    target, tuned = lab.three_modes(), {}
-    line = lambda g, T: lab.output_density_1d(
-        g, schedules.theory(T), "component", n_grid=cfg.n_grid, throw=True
-    )
-    rate = {T: line(target, T) for T in log.track(cfg.steps, "steps")}
-    by_variance = {}
-    for T, law in log.track(rate.items(), "variances", total=len(rate)):
-        tv = _usual_variances(target, schedules.theory(T), law.grid)
-        by_variance |= {(kind, T): float(x) for kind, x in zip(VARIANCES, tv, strict=True)}
-    made = {
-        "theory": schedules.theory,
+    target = lab.three_modes()
+    rate, by_variance = {}, {}
+    for T in log.track(cfg.steps, "steps"):
+        laws = _laws_by_variance(target, schedules.theory(T))
+        rate[T] = laws[0]
+        by_variance |= {(kind, T): _apart(law) for kind, law in zip(VARIANCES, laws, strict=True)}
+    shortened = {
         # the 1000 steps of the original, shortened: the same noise at the end
         "linear": lambda T: schedules.linear(T, min(0.1 / T, 0.5), min(20 / T, 0.999)),
         "cosine": schedules.cosine,
     }
+    component = lambda g, schedule: lab.output_density_1d(g, schedule, "component")
     by_schedule = {
-        (name, T): float(_usable(lab.output_density_1d(target, make(T), "component")))
-        for name, make in log.track(made.items(), "schedules", total=len(made))
+        (name, T): _apart(component(target, make(T)))
+        for name, make in log.track(shortened.items(), "schedules", total=len(shortened))
         for T in cfg.steps
     }
     by_dimension = {
@@ -115,54 +129,113 @@ def run_laws(cfg, key: Key, log: Progress) -> Laws:
         for n in cfg.outer:
             outer[kind, n] = float(lab.tv_isotropic(n, law.output, law.target))
     by_components = {
-        K: float(line(lab.collinear(K), 100).tv) for K in log.track(cfg.components, "components")
+        K: _apart(component(lab.collinear(K), schedules.theory(100))).tv
+        for K in log.track(cfg.components, "components")
     }
-    shifted, wavy = _perturbed(cfg, key, target, log)
+    error_key, near_key = jax.random.split(key)
+    shifted, wavy, misfit = _perturbed(cfg, error_key, target, log)
+    near = _near_mixture(cfg, near_key, log)
+    baselines, step_sizes = {}, {}
     for name in log.track(SAMPLERS, "baselines"):
         for T in cfg.steps:
             sizes = jnp.array(cfg.step_sizes)
-            tuned[name, T] = lab.tuned_law_1d(name, target, schedules.theory(T), sizes)
+            best = lab.tuned_law_1d(name, target, schedules.theory(T), sizes)
+            baselines[name, T] = _apart(best.law)
+            step_sizes[name, T] = float(best.step_size)
     return Laws(
         rate, by_variance, by_schedule, by_dimension, outer, by_components, shifted, wavy,
-        _trace(target), tuned,
+        misfit, near, _trace(target), baselines, step_sizes,
     )  # fmt: skip
 
 
-def _usable(law) -> jax.Array:
-    """The total variation of a law; NaN where the law lost mass."""
-    return jnp.where(law.valid, law.tv, jnp.nan)
+def _distances(law) -> jax.Array:
+    """What `Apart` holds."""
+    return jnp.where(law.valid, jnp.stack([law.tv, law.kl, law.w2]), jnp.nan)
+
+
+def _apart(law) -> Apart:
+    return Apart(*_distances(law).tolist())
+
+
+def _laws_by_variance(target, schedule) -> list[lab.DensityResult]:
+    """The law under each of `VARIANCES`, by one program."""
+    steps = [lab.ddpm_steps(schedule, kind, target.variances) for kind in VARIANCES]
+    stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *steps)
+    laws = _laws_by_steps(target, schedule, lab.line_grid(target, schedule, None), stacked)
+    return [jax.tree.map(lambda leaf, i=i: leaf[i], laws) for i in range(len(VARIANCES))]
 
 
 @jax.jit
-def _usual_variances(target, schedule, grid):
-    """Total variation under each of `VARIANCES`, as one program."""
-    steps = [lab.ddpm_steps(schedule, kind, target.variances) for kind in VARIANCES]
-    stacked = jax.tree.map(lambda *rows: jnp.stack(rows), *steps)
-    return jax.lax.map(lambda own: _usable(lab.output_law(target, schedule, grid, own)), stacked)
+def _laws_by_steps(target, schedule, grid, stacked):
+    return jax.lax.map(lambda own: lab.output_law(target, schedule, grid, own), stacked)
 
 
-def _perturbed(cfg, key: Key, target, log: Progress) -> tuple[np.ndarray, np.ndarray]:
-    """Total variation under constant shifts, and under random smooth fields."""
+def _perturbed(cfg, key: Key, target, log: Progress) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Total variation under constant shifts, random smooth fields and misfits, by δ."""
     schedule = schedules.theory(100)
+    law = lambda shift: _distances(
+        lab.output_density_1d(target, schedule, "component", score_perturb=shift)
+    )[0]
 
     @jax.jit
     def constant(delta):
-        shift = lambda x, t: jnp.full_like(x, delta)
-        law = lab.output_density_1d(target, schedule, "component", score_perturb=shift)
-        return _usable(law)
+        return law(lambda x, t: jnp.full_like(x, delta))
 
-    @jax.jit
-    def field(key, delta):
-        shift = lab.score_shift(key, "fourier", delta, 1)
-        law = lab.output_density_1d(target, schedule, "component", score_perturb=shift)
-        return _usable(law)
+    @partial(jax.jit, static_argnames="kind")
+    def drawn(key, kind, delta):
+        return law(lab.score_shift(key, kind, delta, 1, mixture=target, schedule=schedule))
 
+    keys = jax.random.split(key, cfg.seeds)
     shifted = [[float(constant(sign * d)) for d in cfg.deltas] for sign in (1.0, -1.0)]
-    wavy = [
-        [float(field(own, d)) for d in cfg.deltas]
-        for own in log.track(jax.random.split(key, cfg.seeds), "score errors")
-    ]
-    return np.array(shifted), np.array(wavy)
+    fields, misfits = (
+        [[float(drawn(own, kind, d)) for d in cfg.deltas] for own in log.track(keys, kind)]
+        for kind in ("fourier", "misfit")
+    )
+    return np.array(shifted), np.array(fields), np.array(misfits)
+
+
+def _near_mixture(cfg, key: Key, log: Progress) -> dict[str, tuple[float, float]]:
+    """Targets that are no mixture of equal Gaussians, sampled with the score of one.
+
+    Total variation between target and mixture, and between what the target's X_1 and the
+    sampler's output follow.
+    """
+    out = {}
+    for dof in log.track(cfg.heavy_tails, "heavy tails"):
+        out[f"Student, {dof:g} degrees of freedom"] = tuple(map(float, _heavy_tailed(dof)))
+    for own, rho in zip(jax.random.split(key, len(cfg.stretches)), cfg.stretches, strict=True):
+        out[f"variances σ²(1 ± {rho:g}), plane"] = _stretched(own, rho)
+    return out
+
+
+@jax.jit
+def _heavy_tailed(dof):
+    mixture, schedule = lab.three_modes(), schedules.theory(100)
+    grid = jnp.linspace(-40.0, 40.0, 8001)
+    target = lab.StudentMixture(mixture, dof).log_prob(grid[:, None])
+    one = lambda value: jnp.asarray(value)[None]
+    forward = lab.LineSteps(
+        one(schedule.signal[0]), one(0.0), one(1.0), one(0.0), one(schedule.noise[0])
+    )
+    later, _ = lab.propagate_density(lambda x, i: jnp.zeros_like(x), grid, target, forward)
+    steps = lab.ddpm_steps(schedule, "component", mixture.variances)
+    law = lab.output_law(mixture, schedule, grid, steps)
+    apart = lab.compare_densities(grid, gmm_log_prob(mixture, grid[:, None]), target)[0]
+    after = lab.compare_densities(grid, law.log_q, later)[0]
+    return apart, jnp.where(law.valid, after, jnp.nan)
+
+
+def _stretched(key: Key, rho: float) -> tuple[float, float]:
+    mixture, schedule = lab.three_modes(2), schedules.theory(100)
+    target = lab.anisotropic(key, mixture, rho)
+    law = lab.output_density_2d(mixture, schedule, "component", throw=True)
+    points = jnp.stack(jnp.meshgrid(law.axis, law.axis, indexing="ij"), -1)
+    cell = (law.axis[1] - law.axis[0]) ** 2
+    distance = lambda p, q: float(0.5 * cell * jnp.abs(jnp.exp(p) - jnp.exp(q)).sum())
+    later = gmm_log_prob(target, points, schedule.abar[0], noise=schedule.noise[0])
+    return distance(gmm_log_prob(target, points), gmm_log_prob(mixture, points)), distance(
+        later, law.log_q
+    )
 
 
 def _trace(target):
@@ -328,12 +401,12 @@ def _components(laws: Laws) -> Claim:
 
 
 def _score_error(cfg, laws: Laws) -> Claim:
-    exact_tv = laws.by_variance["component", 100] if 100 in cfg.steps else _unperturbed(cfg)
+    exact_tv = laws.by_variance["component", 100].tv if 100 in cfg.steps else _unperturbed(cfg)
     deltas = np.array(cfg.deltas)
     excess = laws.shifted - exact_tv
     squares = [np.corrcoef(deltas, row)[0, 1] ** 2 for row in excess]
     slopes = [np.polyfit(deltas, row, 1)[0] for row in excess]
-    wavy = (laws.wavy - exact_tv)[:, -1] / deltas[-1]
+    per_size = lambda tv: (tv - exact_tv)[:, -1] / deltas[-1]
     return Claim(
         "score_error",
         "The excess total variation at T = 100 is linear in the size δ of the score error.",
@@ -342,7 +415,8 @@ def _score_error(cfg, laws: Laws) -> Claim:
             exact("R² of the fit, shift down", squares[1], "point_above", 0.98),
             exact("slope, shift up", slopes[0]),
             exact("slope, shift down", slopes[1]),
-            paired(f"excess / δ at δ = {deltas[-1]:g}, random fields", wavy),
+            paired(f"excess / δ at δ = {deltas[-1]:g}, random fields", per_size(laws.wavy)),
+            paired(f"excess / δ at δ = {deltas[-1]:g}, misfit", per_size(laws.misfit)),
         ],
         paper="ε_score √log T",
     )
@@ -351,7 +425,7 @@ def _score_error(cfg, laws: Laws) -> Claim:
 def _unperturbed(cfg) -> float:
     with jax.enable_x64(True):
         schedule = schedules.theory(100)
-        law = lab.output_density_1d(lab.three_modes(), schedule, "component", n_grid=cfg.n_grid)
+        law = lab.output_density_1d(lab.three_modes(), schedule, "component")
         return float(law.tv)
 
 
@@ -403,8 +477,8 @@ def _trace_bound(laws: Laws, images: dict[int, Fitted]) -> Claim:
 
 def _baselines(cfg, laws: Laws) -> Claim:
     T = max(cfg.steps)
-    rows = {name: float(_usable(laws.baselines[name, T].law)) for name in SAMPLERS}
-    rows["ddpm, component"] = laws.by_variance["component", T]
+    rows = {name: laws.baselines[name, T].tv for name in SAMPLERS}
+    rows["ddpm, component"] = laws.by_variance["component", T].tv
     return Claim(
         "baselines",
         f"Samplers at equal score calls, T = {T}, three modes, ranked by total variation.",

@@ -33,8 +33,10 @@ class Config:
     """Sizes δ of the score error, at T = 100."""
     step_sizes: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
     """Step sizes c among which the Langevin baselines take their best."""
-    n_grid: int = 2001
-    """Grid points on the line."""
+    heavy_tails: tuple[float, ...] = (30, 10, 5, 3)
+    """Degrees of freedom of targets near the three modes, at T = 100."""
+    stretches: tuple[float, ...] = (0.1, 0.3, 0.9)
+    """Sizes ρ of the anisotropy of targets near the three modes in the plane, at T = 100."""
     data: str = "fashion-mnist"
     """Images that are fitted: "fashion-mnist" or "digits"."""
     num_images: int = 10_000
@@ -51,7 +53,8 @@ class Config:
 
 SCALES = {
     "smoke": Config(steps=(50, 100), dims=(1, 100), outer=(100, 10_000), components=(3, 8),
-                    deltas=(0.1, 0.3), step_sizes=(0.1,), data="digits",
+                    deltas=(0.1, 0.3), step_sizes=(0.1,), heavy_tails=(5,), stretches=(),
+                    data="digits",
                     num_images=200, fits=((3, 16, 32),), fit_iterations=3, image_steps=(25, 50),
                     seeds=2),
     "cpu": Config(),

@@ -151,7 +151,12 @@ def baseline_law_1d(
     checks.check_choice("kind", kind, get_args(Baseline))
     checks.check_scalar("step_size", step_size)
     checks.check_positive("step_size", step_size)
-    return _law(kind, g, schedule, line_grid(g, schedule, n_grid), step_size)
+    grid = line_grid(g, schedule, n_grid)
+    if kind in _DETERMINISTIC:
+        return _pushed_forward(kind, g, schedule, grid)
+    sizes = jnp.reshape(jnp.asarray(step_size, grid.dtype), (1,))
+    laws = _langevin_laws(kind, g, schedule, grid, sizes)
+    return jax.tree.map(lambda leaf: leaf[0], laws)
 
 
 def tuned_law_1d(
@@ -185,17 +190,21 @@ def tuned_law_1d(
         law = baseline_law_1d(kind, g, schedule, n_grid=n_grid)
         return TunedLaw(jnp.ones((), law.tv.dtype), law)
     grid = line_grid(g, schedule, n_grid)
-    laws = jax.lax.map(lambda c: _law(kind, g, schedule, grid, c), step_sizes)
+    laws = _langevin_laws(kind, g, schedule, grid, step_sizes)
     best = jnp.argmin(jnp.where(laws.valid, laws.tv, jnp.inf))
     return TunedLaw(step_sizes[best], jax.tree.map(lambda leaf: leaf[best], laws))
 
 
-@partial(jax.jit, static_argnames="kind")
-def _law(kind, g, schedule, grid, step_size) -> DensityResult:
-    if kind in _DETERMINISTIC:
-        return _pushed_forward(kind, g, schedule, grid)
-    _, steps = _langevin(kind, schedule, step_size)
-    return output_law(g, schedule, grid, steps)
+def _langevin_laws(kind, g, schedule, grid, step_sizes) -> DensityResult:
+    """The law at each step size."""
+    steps = jax.vmap(lambda c: _langevin(kind, schedule, c)[1])(step_sizes)
+    return _laws(g, schedule, grid, steps)
+
+
+@jax.jit
+def _laws(g, schedule, grid, steps) -> DensityResult:
+    # one program, whatever the kind
+    return jax.lax.map(lambda own: output_law(g, schedule, grid, own), steps)
 
 
 def _langevin(kind, schedule, step_size) -> tuple[Array, LineSteps]:
@@ -220,6 +229,7 @@ def _deterministic(kind, score_fn, schedule, start):
     return _DETERMINISTIC[kind](denoise, start, to_first, timesteps, prediction="score").x
 
 
+@partial(jax.jit, static_argnames="kind")
 def _pushed_forward(kind, g, schedule, grid) -> DensityResult:
     """Cell masses of F(z): the mass between two starts lies evenly between their ends."""
     z = jnp.linspace(-8.5, 8.5, _NODES, dtype=grid.dtype)
