@@ -3,7 +3,7 @@
 Claims: the total variation falls like log T / T and depends neither on the dimension nor on the
 number of components, given the right reverse variance; score errors add linearly.
 Data: mixtures with known laws; Fashion-MNIST fitted with up to 1000 components.
-cpu: about 4 min on 2 cores, nothing is trained beyond the fits.
+cpu: about 5 min on 2 cores, nothing is trained beyond the fits.
 Run:   python -m experiments ddpm_gmm --scale cpu
 """
 
@@ -41,7 +41,11 @@ class Config:
     """Images that are fitted: "fashion-mnist" or "digits"."""
     num_images: int = 10_000
     """How many of them."""
-    fits: tuple[tuple[int, int, int], ...] = ((10, 1000, 2000), (100, 1000, 2000), (1000, 100, 100))
+    fits: tuple[tuple[int, int, int], ...] = (
+        (10, 1000, 20_000),
+        (100, 1000, 2000),
+        (1000, 100, 100),
+    )
     """Components, draws of the path KL at each step, and draws of each sampler, per seed."""
     fit_iterations: int = 20
     """EM iterations."""
