@@ -41,11 +41,7 @@ class Config:
     """Images that are fitted: "fashion-mnist" or "digits"."""
     num_images: int = 10_000
     """How many of them."""
-    fits: tuple[tuple[int, int, int], ...] = (
-        (10, 1000, 20_000),
-        (100, 1000, 2000),
-        (1000, 100, 100),
-    )
+    fits: tuple[tuple[int, int, int], ...] = ((10, 1000, 2000), (100, 1000, 2000), (1000, 100, 100))
     """Components, draws of the path KL at each step, and draws of each sampler, per seed."""
     fit_iterations: int = 20
     """EM iterations."""
